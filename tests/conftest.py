@@ -44,7 +44,7 @@ LONG = (
     *("system/test_killed_noisy_student.py", "system/test_killed_demo.py", "system/test_two_at_once.py"),
     *("unit/exporting/test_export.py", "unit/runs/test_inspection_run.py", "unit/runs/test_noisy_student.py"),
     *("unit/cli/test_train_verb.py", "unit/exporting/test_families.py", "unit/runs/test_probing.py"),
-    *("unit/runs/test_pretext_runs.py", "contract/test_public.py", "unit/runs/test_several.py"),
+    *("unit/runs/test_pretext_runs.py", "contract/test_public.py", "unit/runs/test_multirun.py"),
     *("contract/test_interface.py", "unit/training/test_ablations.py", "unit/training/test_planned_memory.py"),
     *("unit/weights/test_containers.py", "system/test_main_guard.py", "unit/runs/test_run.py"),
     *("unit/cli/test_main.py", "unit/data/test_hostile_data.py", "unit/runs/test_health.py"),

@@ -143,7 +143,7 @@ def go_on(folder: Path) -> None:
     job = Job(recipe=found, parts=parts(), folder=folder, command=begun.command, resume=True)
     session = Session(prepare("cpu", 0, 1), WORLD, Console(quiet=True))
     run = execution._open_run(job, session)
-    with execution.locked_run_dir(job, run.file, session, ()):
+    with execution.open_run_dir(job, run.file, session, ()):
         execution._restore(run)
         finish._take_best(run)
         run_folder.write_notes(folder, run.file, run.records, [], every_record=False)

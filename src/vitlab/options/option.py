@@ -164,6 +164,14 @@ def describe(options: type) -> str:
 
 def command_of(verb: str, options: Any, leave_out: Collection[str] = (), **others: object) -> str:
     """The command line that repeats a call: what was given and changes the result. `others` replace values, by name."""
+    arguments, flags = arguments_of(options, leave_out, others)
+    return command_line(verb, *arguments, options=flags)
+
+
+def arguments_of(
+    options: Any, leave_out: Collection[str] = (), others: Mapping[str, object] = types.MappingProxyType({})
+) -> tuple[list[object], dict[str, object]]:
+    """The same before it is text: what is given by position, and by flag."""
     arguments, flags = list[object](), dict[str, object]()
     for each in (each for each in declared(type(options)) if each.name not in leave_out):
         value = others.get(each.name, getattr(options, each.name))
@@ -171,7 +179,7 @@ def command_of(verb: str, options: Any, leave_out: Collection[str] = (), **other
             arguments += [] if value is None else _items(value)
         elif each.opt.changes_result and value != each.default:
             flags.update([_flag(each, value)])
-    return command_line(verb, *arguments, options=flags)
+    return arguments, flags
 
 
 def _flag(option: Declared, value: Any) -> tuple[str, object]:

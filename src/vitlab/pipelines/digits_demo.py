@@ -91,7 +91,7 @@ def _run(jobs: dict[str, Opened], folder: Path, overrides: list[str], session: S
     def run(name: str, part: str, init: str) -> RunResult:
         recipe, parts = jobs[part]
         recipe = dataclasses.replace(recipe, init=init)
-        return execute(Job(recipe=recipe, parts=parts, folder=folder / name, command=command), session)
+        return execute(Job(recipe=recipe, parts=parts, folder=folder / name, command=command, repeat=command), session)
 
     fsio.make_folder(folder)
     pretraining = run("pretrain", "pretrain", SCRATCH)

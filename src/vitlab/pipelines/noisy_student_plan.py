@@ -1,6 +1,6 @@
 """Resolve a call of `vitlab noisy-student`: labelled, unlabelled and test images, and the recipe of every generation.
 
-Reads, and writes nothing. A resumed one has decided it all before, and reads it from its folder.
+Reads, and writes nothing but caches. A resumed one has decided it all before, and reads it from its folder.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from vitlab.models.names import format_name
 from vitlab.options.option import command_of
 from vitlab.options.training_options import NoisyStudentOptions, noisy_student_forms
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.resolve import as_data_gone, columns_of, resolve
+from vitlab.runs.training.resolve import as_data_gone, columns_of, count_images, describe_counts, resolve
 from vitlab.training.call import IN_PYTHON, TrainCall, name_of
 from vitlab.training.draft import as_usage_error, split_settings
 from vitlab.training.recipe import (
@@ -43,7 +43,7 @@ from vitlab.training.rules import NoisyStudentRule
 from vitlab.training.student import Student, finish_recipe, require_labels, student_recipe
 
 STATE, RECIPE = run_folder.NOISY_STUDENT, "recipe.toml"
-FORMAT = 1  # of the folder
+FORMAT = 2  # of the folder
 FINISH = "finish"
 # What a resumed call has to know of the one that began; all else is in the recipe.
 _STORED = ("data", "unlabelled", "teacher", "student_overrides", "seed")
@@ -92,7 +92,8 @@ class NoisyCall(NoisyStudentOptions):
             dry_run=self.dry_run,
         )
 
-    def command(self, folder: Path, data: str | None) -> str:
+    def command(self, folder: Path | None, data: str | None) -> str:
+        """The call as it can be pasted; without a folder, one that takes the next free name."""
         others = {"overrides": config.override_texts(self.overrides), "student_overrides": self.student_changes}
         return command_of("noisy-student", self, data=data, out=folder, unlabelled=name_of(self.unlabelled), **others)
 
@@ -115,13 +116,13 @@ class NoisyJob:
     foreign: bool  # whether the unlabelled images are from another source than the labelled ones
     folder: Path
     command: str
+    repeat: str  # the command without its folder
     students: tuple[Student, ...]
     finish: Recipe | None
     teacher: str | None = None  # the model that was given
     classifier: Classifier | None = None  # the same, loaded
     recipe_name: str = ""
     reason: str = ""
-    counts: str = ""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     copies: Mapping[str, Copies] = dataclasses.field(default_factory=dict[str, Copies])
@@ -132,6 +133,11 @@ class NoisyJob:
     def rule(self) -> NoisyStudentRule:
         assert self.base.noisy_student is not None
         return self.base.noisy_student
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Classes, and the labelled images of each part."""
+        return count_images(self.parts, labelled=True)
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -147,7 +153,7 @@ class NoisyJob:
         size = None if self.finish is None else self.finish.data.image_size
         return {
             "out": str(self.folder),
-            "images": self.counts,
+            "images": describe_counts(self.counts),
             "unlabelled": f"{images:,} images of {self.unlabelled.images.name}; {targets}",
             "teacher": trained if self.teacher is None else self.teacher,
             "students": models,
@@ -214,13 +220,13 @@ def _resolve_new(call: NoisyCall, world: World, console: Console) -> NoisyJob:
             foreign=call.unlabelled is not None,
             folder=folder,
             command=call.command(folder, source),
+            repeat=call.command(None, source),
             students=(),
             finish=None,
             teacher=teacher,
             classifier=classifier,
             recipe_name=job.recipe_name,
             reason=job.reason,
-            counts=job.counts,
             notes=job.notes,
             warnings=job.warnings,
             copies={"data": divided.copies, "labelled": job.parts.copies},
@@ -317,11 +323,12 @@ def new_state(job: NoisyJob) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "command": job.command,
+        "repeat": job.repeat,
         "cwd": str(Path.cwd()),
         "call": dict(job.call),
         "recipe": job.recipe_name,
         "reason": job.reason,
-        "counts": job.counts,
+        "counts": describe_counts(job.counts),  # for the page: a resumed call counts again
         "notes": list(job.notes),
         "warnings": list(job.warnings),
         "own_warnings": list(job.warnings),  # those of the runs join the others
@@ -341,9 +348,11 @@ def read_state(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{folder} is not a folder of `vitlab noisy-student`: it has no {STATE}")
     state = reading.load_json(path)
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise FileProblem(f"{path} is damaged, or of another vitlab", hint="Start anew.")
-    lacking = {"command", "call", "copies", "data", "sha256", "generations"} - state.keys()
+    if not isinstance(state, dict) or type(state.get("format")) is not int:
+        raise FileProblem(f"{path} is damaged: it does not say its format", hint="Start anew.")
+    if state["format"] != FORMAT:
+        raise FileProblem(f"{path} has format {state['format']}; this version reads {FORMAT}", hint="Start anew.")
+    lacking = {"command", "repeat", "call", "copies", "data", "sha256", "generations"} - state.keys()
     if lacking or not set(_STORED) <= set(state["call"]):
         raise FileProblem(f"{path} is damaged: it lacks {', '.join(sorted(lacking)) or 'a part of the call'}")
     return state
@@ -353,7 +362,7 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
     state = read_state(folder)
     text = reading.read_text(folder / RECIPE) if (folder / RECIPE).is_file() else ""
     if hashlib.sha256(text.encode()).hexdigest() != state["sha256"]:
-        raise UsageError(f"{folder / RECIPE} is not what it was when this began", hint="Put it back as it was.")
+        raise UsageError(f"{folder / RECIPE} was changed after the runs started", hint="Put it back as it was.")
     first_call = state["call"]
     table = for_other_data(config.parse_toml(text, str(folder / RECIPE)))
     table = with_changes(table, call.changes)
@@ -378,13 +387,13 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
         foreign=unlabelled is not None,
         folder=folder,
         command=state["command"],
+        repeat=state["repeat"],
         students=(),
         finish=None,
         teacher=first_call["teacher"],
         classifier=classifier,
         recipe_name=state.get("recipe", ""),
         reason=state.get("reason", ""),
-        counts=state.get("counts", ""),
         notes=tuple(state.get("notes", ())),
         warnings=tuple(state.get("own_warnings", ())),
         copies=state["copies"],
@@ -393,7 +402,7 @@ def _resolve_resume(call: NoisyCall, folder: Path, world: World, console: Consol
     )
     if other := sorted(name for name, mark in job.fingerprints.items() if state["data"].get(name) != mark):
         raise UsageError(
-            f"the {' and '.join(other)} images are not those that {folder} began with",
+            f"the {' and '.join(other)} images changed since {folder} started",
             hint="Put them back, or start anew.",
         )
     return _with_students(call, job)

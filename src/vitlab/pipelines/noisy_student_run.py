@@ -141,7 +141,7 @@ def noisy_student(call: NoisyCall) -> NoisyStudentResult:
 def noisy_student_config(call: NoisyCall) -> dict[str, Any]:
     """The recipes of a call with every key written out, for `--print-config`."""
     if call.resume is not None:
-        raise UsageError("--print-config knows no --resume")
+        raise UsageError("--print-config cannot be combined with --resume")
     return resolve_noisy(call, World(0, 1, pick_device(call.device)), Console(quiet=True)).config()
 
 
@@ -289,9 +289,10 @@ def _execute(
         parts=parts,
         folder=folder,
         command=job.command,
+        repeat=job.repeat,
         recipe_name=job.recipe_name,
         reason=job.reason,
-        counts=job.counts if first else "",
+        counts=job.counts if first else {},
         notes=job.notes if first else notes,
         warnings=job.warnings if first else (),
         resume=(folder / run_folder.CONFIG).is_file(),
@@ -442,7 +443,9 @@ def _pseudo_labels(
     if path.is_file():
         labels = read_pseudo_labels(path)
         if labels.teacher != teacher.weights or labels.classes != classes:
-            raise FileProblem(f"{path} is of another teacher", hint="Remove it: the images are then labelled again.")
+            raise FileProblem(
+                f"{path} was made by another teacher", hint="Remove it: the images are then labelled again."
+            )
     else:
         logits_NK, ids_N = _logits(teacher.classifier, images, job, session, f"labelling for generation {generation}")
         p_NK = (logits_NK.double() / teacher.classifier.bundle.temperature).softmax(dim=1).float()

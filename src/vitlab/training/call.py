@@ -1,7 +1,6 @@
 """A call of `vitlab train`, checked as far as the call alone allows."""
 
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from vitlab.core import config
 from vitlab.core.errors import UsageError
 from vitlab.core.runtime import require_threads
-from vitlab.options.option import command_of
+from vitlab.options.option import arguments_of, command_of
 from vitlab.options.training_options import TrainOptions, short_forms
 from vitlab.training.recipe import read_recipe
 
@@ -74,8 +73,9 @@ class TrainCall(TrainOptions):
         if self.in_python is not None:
             return []
         named = TrainCall(self.source, columns=self.columns, min_images=self.min_images)
-        return shlex.split(command_of("", named))[1:]
+        arguments, flags = arguments_of(named)
+        return [*map(str, arguments), *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
 
-    def command(self, folder: Path) -> str:
-        """The call as it can be pasted."""
+    def command(self, folder: Path | None) -> str:
+        """The call as it can be pasted; without a folder, one that takes the next free name."""
         return command_of("train", self, data=self.source, out=folder, overrides=config.override_texts(self.overrides))

@@ -22,7 +22,7 @@ from vitlab.training.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
 Call = Callable[..., Any]
-UNTRUSTED = "warning: metrics.jsonl is not what the run wrote: its curves up to here cannot be trusted"
+UNTRUSTED = "warning: metrics.jsonl was edited; curves before this step are unreliable"
 
 
 def change(path: Path, old: str, new: str) -> None:
@@ -82,7 +82,7 @@ def test_changed_file_that_decides_who_is_tested_is_refused(
 ) -> None:
     run, data = ended
     change(run / name, old, new)
-    with pytest.raises(UsageError, match=rf"{name}.*began with"):
+    with pytest.raises(UsageError, match=rf"{name} was changed"):
         as_in_the_run(run, data, open_data(data))
 
 
@@ -101,7 +101,7 @@ def test_resumed_run_writes_a_changed_split_anew(ended: tuple[Path, Path]) -> No
     change(run / "split.csv", ",test\n", ",tesu\n")
     train(resume=run, threads=1, quiet=True)
     assert (run / "split.csv").read_bytes() == before
-    assert "split.csv was not what the run began with: written anew" in (run / "log.txt").read_text()
+    assert "split.csv was changed after the run started" in (run / "log.txt").read_text()
     assert len(as_in_the_run(run, data, open_data(data)).parts["test"]) == 4
 
 

@@ -1,5 +1,6 @@
 """Scores in the order of the images, the same for any workers; parts of a run as the run made them."""
 
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 import vitlab
 from vitlab.core.console import Console
 from vitlab.core.dist import World
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.core.runtime import Runtime
 from vitlab.core.session import Session
 from vitlab.data.dataset import Dataset, Opened, from_arrays
@@ -146,10 +148,35 @@ def test_data_of_a_run_is_found_from_another_folder_too(tmp_path: Path, monkeypa
     assert data_of_run(run) == "photos"
 
 
-def test_finished_run_without_a_run_file_can_still_be_evaluated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [None, 1])
+def test_run_of_another_version_is_refused_and_its_bundle_is_a_model_like_any_other(
+    tmp_path: Path, written: int | None
+) -> None:
+    run, opened = run_folder(tmp_path, SPLIT, "d"), Opened({"all": part(0, 1, 2, 3)})
+    (run / "bundle").mkdir()
+    assert set(as_in_the_run(run / "bundle", "d", opened).parts) == {"train", "val", "test"}
+    table = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**table, "format": written}))
+    if written is None:
+        (run / "run.json").unlink()
+    with pytest.raises(UsageError, match=r"run\.json" if written is None else "run format 1; this version") as caught:
+        as_in_the_run(run, "d", opened)
+    assert str(run / "bundle") in str(caught.value.hint)
+    assert as_in_the_run(run / "bundle", "d", opened) is opened and data_of_run(run / "bundle") is None
+
+
+def test_damaged_run_is_refused_by_its_bundle_too(tmp_path: Path) -> None:
+    """Else the images that were held out would count as unknown, and all of them be tested on."""
     run = run_folder(tmp_path, SPLIT, "d")
-    (run / "run.json").unlink()
-    assert set(as_in_the_run(run, "d", Opened({"all": part(0, 1, 2, 3)})).parts) == {"train", "val", "test"}
+    (run / "run.json").write_text('{"format": "x"}')
+    with pytest.raises(FileProblem, match=r"run\.json is damaged"):
+        as_in_the_run(run / "bundle", "d", Opened({"all": part(0, 1, 2, 3)}))
+
+
+def test_test_set_of_other_parts_fits_no_temperature() -> None:
+    """Without a test part, val is the test set."""
+    assert choose_parts(Opened({"train": part(0), "val": part(1)}), "train", None).fit is None
+    assert choose_parts(Opened({"train": part(0), "val": part(1), "test": part(2)}), "train", None).fit_part == "val"
 
 
 def test_damaged_folder_that_is_not_a_path_is_passed_over(tmp_path: Path) -> None:

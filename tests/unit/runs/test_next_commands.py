@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.runs.training.training_run import TrainResult
+from vitlab.training.call import TrainCall
 
 
 def result(photo: str, run: str = "runs/train-1") -> TrainResult:
@@ -32,3 +33,9 @@ def test_shell_expands_nothing_in_the_code() -> None:
 
 def test_photo_is_not_part_of_the_json() -> None:
     assert "photo" not in result("a.jpg").to_json()
+
+
+def test_words_that_name_the_same_data_are_those_of_the_call() -> None:
+    call = TrainCall("my data", columns={"path": "file name", "label": "l"}, min_images=3, seed=4, model="ViT-S/16")
+    assert call.data_words() == ["my data", "--columns", "path=file name,label=l", "--min-images", "3"]
+    assert TrainCall([("a.png", "a")]).data_words() == []

@@ -213,7 +213,8 @@ def test_validation_images_of_loose_photos_are_held_out(tmp_path: Path) -> None:
         world=ALONE,
     )
     assert (len(job.parts.train), job.parts.val and len(job.parts.val), job.parts.test) == (9, 3, None)
-    assert job.counts == "no labels used: 9 to train on, 3 for validation"
+    assert job.counts == {"train": 9, "val": 3}
+    assert job.opening[0] == "no labels used: 9 to train on, 3 for validation"
 
 
 def test_further_sources_are_opened_by_name_and_only_their_training_images_count(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What `vitlab train` measures at its end is a record like any other."""
 
+import html
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,13 @@ def test_a_run_leaves_one_record_of_its_test(pictures: Path, tmp_path: Path) -> 
     assert record.data == str(pictures) and record.model == "ViT-w16d1m32h2/4" and record.seeds == (0,)
     assert record.interval is not None and record.interval[0] <= record.value <= record.interval[1]
     assert record.settings["start"] == "scratch" and record.command.startswith("vitlab train ")
+    file = json.loads((done.run / "run.json").read_text())
+    split = (done.run / "split.csv").read_text()
+    parts = {part: split.count(f",{part}\n") for part in ("train", "val", "test")}
+    assert file["counts"] == {"classes": 2} | {part: count for part, count in parts.items() if count}
+    assert file["command"] == record.command and f"--out {done.run}" in record.command
+    assert file["repeat"] == record.command.replace(f" --out {done.run}", "")
+    assert file["repeat"] in html.unescape(done.report.read_text())
 
 
 @pytest.mark.slow

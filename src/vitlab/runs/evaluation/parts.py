@@ -40,7 +40,8 @@ def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> EvalPa
         notes.append("measured on the training part: what a model memorised counts as known")
     if fit_on is not None and fit_on == name:
         raise UsageError(f"a temperature fitted on the {name} part cannot be measured on it", hint="Name another part.")
-    fit_name = fit_on or ("val" if "val" in opened.parts and name != "val" else "")
+    val = validation_part(opened.parts)
+    fit_name = fit_on or (val if val is not None and val != name else "")
     if fit_on == "train":
         notes.append("fitted on the training part: where the model has learnt these images, the temperature is too low")
     return EvalParts(name, dataset, fit_name, opened.part(fit_name) if fit_name else None, tuple(notes))
@@ -49,8 +50,12 @@ def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> EvalPa
 def _run_of(model: str | Path) -> Path | None:
     """The folder of the run, also where its bundle was named; None where this is not a run."""
     path = Path(model)
-    folders = (path, path.parent) if path.name == run_folder.BUNDLE else (path,)
-    return next(filter(run_folder.is_run, folders), None)
+    if run_folder.is_run(path):
+        return path
+    outer = path.parent
+    if path.name != run_folder.BUNDLE or not run_folder.is_run(outer) or run_folder.lacks_run_file(outer):
+        return None  # a bundle can be used without its run, and the error about a run points to it
+    return outer
 
 
 def _config_of(model: str | Path) -> config.Table:

@@ -51,7 +51,7 @@ from vitlab.training.trackers import Track, tracking
 from vitlab.weights.hashing import hash_weights
 
 _SHOWN = 3  # bad images named at the end; the report has all
-_LATELY = 50  # steps that a line of the log sums up; metrics.jsonl has each
+_RECENT = 50  # steps that a line of the log sums up; metrics.jsonl has each
 
 
 def execute(job: Job, session: Session) -> RunResult:
@@ -60,7 +60,7 @@ def execute(job: Job, session: Session) -> RunResult:
     world, console, recipe, folder = session.world, session.console, job.recipe, job.folder
     require_possible(recipe, job.parts, world.size)
     run = _open_run(job, session)
-    with locked_run_dir(job, run.file, session, [*console.lines[first_line:], *job.opening]):
+    with open_run_dir(job, run.file, session, [*console.lines[first_line:], *job.opening]):
         if not job.resume:
             for line in job.opening:
                 console.say(line)
@@ -86,7 +86,7 @@ def execute(job: Job, session: Session) -> RunResult:
             if not out_of_memory(error):
                 raise
             hint = f"Take smaller images (data.image_size) or a smaller model. {run_folder.resume_command(folder)}"
-            raise VitlabError("out of memory beside the steps: in preparing them, or in testing", hint=hint) from error
+            raise VitlabError("out of memory before or after the training steps", hint=hint) from error
         finally:  # a run that was stopped keeps what it has said and measured
             if world.is_main:
                 lines = console.lines[first_line:]
@@ -104,7 +104,7 @@ def execute(job: Job, session: Session) -> RunResult:
         evaluations=run.evaluations,
         bad=run.bad.found,
         reason=run.file.reason,
-        warnings=list(run.file.warnings.values()),
+        warnings=run.file.all_warnings,
         seconds=run.spent + time.perf_counter() - started,
         images_per_second=run.features_per_second or _mean_speed(run.records),
         num_fitted=job.parts.num_fitted(recipe.train.method),
@@ -116,25 +116,31 @@ def _mean_speed(records: Sequence[StepRecord]) -> float:
 
 
 @contextlib.contextmanager
-def locked_run_dir(job: Job, file: RunFile, session: Session, opening: Sequence[str]) -> Generator[None]:
-    """The folder of a run, or of several, for this process alone: new, or begun with the same config and data.
+def open_run_dir(job: Job, file: RunFile, session: Session, opening: Sequence[str]) -> Generator[None]:
+    """Make the folder of a run, or of several, or check the one to resume in; locked for this process until it is left.
 
     `opening` begins the log of a new one.
     """
-    world, folder, toml, split = session.world, job.folder, recipe_to_toml(job.recipe), job.parts.table()
+    world = session.world
     if not job.resume:
-        fsio.require_free(folder)
+        fsio.require_free(job.folder)
         world.barrier()  # all have looked before one makes it
         if world.is_main:
-            run_folder.start(folder, toml, split, file, opening)
-    with fsio.locked(folder) if world.is_main else contextlib.nullcontext():
+            run_folder.start(job.folder, recipe_to_toml(job.recipe), job.parts.table(), file, opening)
+    with fsio.locked(job.folder) if world.is_main else contextlib.nullcontext():
         if job.resume:
-            stored = recipe_from_dict(run_folder.read_config(folder), len(job.parts.train.classes))
-            notes = run_folder.check_resume(folder, recipe_to_toml(stored), toml, describe(job, session), split)
-            notes += run_folder.repair_split(folder, split) if world.is_main else []
-            for note in notes if not job.runs else ():  # each of several says it itself
-                session.console.say(note)
+            _check_resumed(job, session)
         yield
+
+
+def _check_resumed(job: Job, session: Session) -> None:
+    """An error where config or data are not those that the run started with; a changed `split.csv` is written again."""
+    folder, split = job.folder, job.parts.table()
+    stored = recipe_to_toml(recipe_from_dict(run_folder.read_config(folder), len(job.parts.train.classes)))
+    notes = run_folder.check_resume(folder, stored, recipe_to_toml(job.recipe), describe(job, session), split)
+    notes += run_folder.repair_split(folder, split) if session.world.is_main else []
+    for note in notes if not job.runs else ():  # each of several says it itself
+        session.console.say(note)
 
 
 def describe(job: Job, session: Session) -> RunFile:
@@ -149,9 +155,10 @@ def describe(job: Job, session: Session) -> RunFile:
         cwd=str(Path.cwd()),
         recipe=job.recipe_name,
         reason=job.reason,
-        counts=job.counts,
+        repeat=job.repeat,
+        counts=dict(job.counts),
         notes=[*([f"model: {job.model_note}"] if job.model_note else []), *job.notes],
-        warnings={f"data-{number}": warning for number, warning in enumerate(job.warnings, start=1)},
+        data_warnings=list(job.warnings),
         data={name: part.fingerprint() for name, part in job.parts.used().items()}
         | {f"also-{number}": part.fingerprint() for number, part in enumerate(job.parts.also, start=1)},
         copies=[list(keys) for keys in job.parts.copies],
@@ -185,7 +192,7 @@ def _open_run(job: Job, session: Session) -> LiveRun:
 
 
 def _restore(run: LiveRun) -> None:
-    """Put the newest valid checkpoint back, in every process. Those that cannot be used make room for what comes."""
+    """Restore the newest valid checkpoint everywhere; delete unusable ones."""
     folder, state = run.folder / run_folder.CHECKPOINTS, run.state
     found, problems = checkpoint.newest_valid(folder, run.world, rows_share(run))
     for sentence in problems:
@@ -193,7 +200,7 @@ def _restore(run: LiveRun) -> None:
     if run.init_error is not None:
         if found is None:
             raise run.init_error
-        run.console.say(f"{run.init_error.what}; the checkpoint has what was made of it")
+        run.console.say(f"{run.init_error.what}; continuing from the checkpoint instead")
     run.world.barrier()  # all have read before anything goes
     if run.world.is_main:
         checkpoint.remove_after(folder, -1 if found is None else found.step)
@@ -209,7 +216,7 @@ def _restore(run: LiveRun) -> None:
             state.scaler.load_state_dict(found.progress["scaler"])
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
             where = folder / f"step-{found.step:09d}" / checkpoint.PROGRESS
-            raise FileProblem(f"{where} is not one of a run: {error}", hint="Remove that checkpoint.") from None
+            raise FileProblem(f"{where} is damaged: {error}", hint="Remove that checkpoint.") from None
         run.console.say(f"resuming at step {state.step} of {run.steps}")
     if run.world.is_main:
         checkpoint.prune(folder, keep=run.recipe.train.keep, best=run.best_step)  # where a crash came before it
@@ -219,9 +226,9 @@ def _restore(run: LiveRun) -> None:
 def _restore_records(run: LiveRun, found: checkpoint.Snapshot | None) -> None:
     run.records = run_folder.cut_metrics(run.folder, run.state.step)
     for record in run.records:
-        run.curve.update(run_folder.curve_line(record))
-    if found is not None and found.progress.get("curve") != run.curve.hexdigest():
-        run.warn("curve", f"{run_folder.METRICS} is not what the run wrote: its curves up to here cannot be trusted")
+        run.metrics_hash.update(run_folder.curve_line(record))
+    if found is not None and found.progress.get("curve") != run.metrics_hash.hexdigest():
+        run.warn("curve", f"{run_folder.METRICS} was edited; curves before this step are unreliable")
     run.spent = sum(run.recipe.train.batch_size / record.images_per_second for record in run.records)
 
 
@@ -231,7 +238,7 @@ def _restore_records(run: LiveRun, found: checkpoint.Snapshot | None) -> None:
 def _train_steps(run: LiveRun) -> None:
     state, world = run.state, run.world
     if state.step >= run.steps or _early_stopping_reached(run):  # before anything is read or made
-        run.console.say("all its steps were done before")
+        run.console.say("all steps are already done")
         return
     _warn_before(run)
     train = run.recipe.train
@@ -268,14 +275,14 @@ def _train_steps(run: LiveRun) -> None:
             _say_microbatch(run)
         rule = dataclasses.replace(rule, micro_batch=run.micro_batch)
         for record in fit(state, batches, rule, world):
-            _note(run, record, advance, track, pace)
+            _record_step(run, record, advance, track, pace)
             if world.is_main and record.step % check_every == 0:
                 _check_health(run, before if record.step - pace.first + 1 >= check_every else None, chance)
             last, better = state.step == run.steps, False
             if run.parts.val is not None and (state.step % rule.eval_every == 0 or last):
                 better = _validate(run, track)
-            enough, stop = _early_stopping_reached(run), world.all_reduce_max(request.number)
-            if last or enough or stop or better or state.step % save_every == 0:
+            early_stop, stop = _early_stopping_reached(run), world.all_reduce_max(request.number)
+            if last or early_stop or stop or better or state.step % save_every == 0:
                 run.bad.share(world)
                 if saver is not None:
                     saver.submit(_snapshot(run), run.best_step)
@@ -283,9 +290,9 @@ def _train_steps(run: LiveRun) -> None:
             if stop and not last:
                 if saver is not None:
                     saver.close()
-                world.barrier()  # who leaves while another still saves is missed by it, and the save is lost
+                world.barrier()  # a process that exits while another saves breaks its collective
                 raise Stopped(stop, f"Saved at step {state.step}.")
-            if enough and not last:
+            if early_stop and not last:
                 run.console.say(f"early stopping: no improvement in {train.patience} evaluations")
                 break
     for name, reason in list(run.bad.found.items())[:_SHOWN]:
@@ -296,7 +303,7 @@ def _train_steps(run: LiveRun) -> None:
 
 @contextlib.contextmanager
 def _saver(run: LiveRun) -> Generator[checkpoint.Saver | None]:
-    """Whoever saves here: the first process, or all of them where each has some rows."""
+    """The saver of this process, or None: the first process saves, or all where the weights are sharded."""
     saver, train = None, run.recipe.train
     if run.world.is_main or run.sharded:
         saver = checkpoint.Saver(
@@ -376,13 +383,13 @@ class _Pace:
         return (time.perf_counter() - self.began) / (step - self.first) * (steps - step)
 
 
-def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, pace: _Pace) -> None:
+def _record_step(run: LiveRun, record: StepRecord, advance: Advance, track: Track, pace: _Pace) -> None:
     left = pace.seconds_left(record.step, run.steps)
     if not run.world.is_main:
         return
     record = dataclasses.replace(record, seconds_left=round(left, 3))
     run.records.append(record)
-    run.curve.update(run_folder.curve_line(record))
+    run.metrics_hash.update(run_folder.curve_line(record))
     run.warn("spike", health.spike(run.records))
     try:
         fsio.append_line(run.folder / run_folder.METRICS, json.dumps(dataclasses.asdict(record)))
@@ -392,7 +399,7 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, pace
         run.unwritten = True
     metrics = {name: value for name, value in dataclasses.asdict(record).items() if value is not None}
     track(metrics.pop("step"), {f"train/{name}": value for name, value in metrics.items()})
-    loss, speed, waiting = _lately(run.records[-_LATELY:])
+    loss, speed, waiting = _recent_means(run.records[-_RECENT:])
     done = record.step - pace.first
     clock = seconds_left(pace.began, done, done + run.steps - record.step)
     batch, images = run.recipe.train.batch_size, len(run.parts.learnt) * run.recipe.data.repeats
@@ -406,7 +413,7 @@ def _note(run: LiveRun, record: StepRecord, advance: Advance, track: Track, pace
     )
 
 
-def _lately(records: Sequence[StepRecord]) -> tuple[float, float, float]:
+def _recent_means(records: Sequence[StepRecord]) -> tuple[float, float, float]:
     """Loss, images per second and share of waiting: those of one step would be chance, or show the save before it."""
     seconds = [1 / record.images_per_second for record in records]  # per image, and so in proportion
     waited = sum(record.data_wait_frac * took for record, took in zip(records, seconds, strict=True))
@@ -459,6 +466,6 @@ def _snapshot(run: LiveRun) -> checkpoint.Snapshot:
             "bad": dict(run.bad.found),
             "scaler": {} if state.scaler is None else state.scaler.state_dict(),
             "micro_batch": run.micro_batch,
-            "curve": run.curve.hexdigest(),
+            "curve": run.metrics_hash.hexdigest(),
         },
     )

@@ -230,7 +230,7 @@ def _write_adapter(run: LiveRun, state: dict[str, Tensor], bundle: Bundle) -> No
         thresholds=bundle.thresholds,
     )
     if hash_weights(adapted(base, adapter, start).model) != hash_weights(bundle.model):
-        run.console.say(f"no adapter was written: {start} is no longer what the run began with")
+        run.console.say(f"no adapter was written: {start} was changed after the run started")
         return
     save_adapter(path, adapter)
 

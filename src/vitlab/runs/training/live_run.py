@@ -45,7 +45,7 @@ class LiveRun:
     file: RunFile  # what is stored as `run.json`
     init_error: VitlabError | None = None  # why the start weights cannot be read, where a run is resumed without them
     records: list[StepRecord] = dataclasses.field(default_factory=list[StepRecord])
-    curve: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)  # of all records, by `curve_line`
+    metrics_hash: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)  # of all records, by `curve_line`
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list[dict[str, float]])
     best: dict[str, float] | None = None  # the best evaluation so far, by `rank_key`
     temperature: float = 1.0  # of the bundle

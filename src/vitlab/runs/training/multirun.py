@@ -15,7 +15,7 @@ from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.core.session import Session
 from vitlab.report.page import Table
 from vitlab.runs.training import run_folder
-from vitlab.runs.training.execute import describe, execute, locked_run_dir
+from vitlab.runs.training.execute import describe, execute, open_run_dir
 from vitlab.runs.training.finish import RunResult
 from vitlab.runs.training.live_run import best_of, describe_validation
 from vitlab.runs.training.resolve import Job
@@ -68,7 +68,7 @@ class MultiRun(NamedTuple):
 
 def execute_several(job: Job, session: Session) -> MultiRun:
     """Execute every run of a job with several, in folders below its own."""
-    with locked_run_dir(job, describe(job, session), session, job.opening):
+    with open_run_dir(job, describe(job, session), session, job.opening):
         if job.sweep is not None:
             done = _execute_sweep(job, session)
         else:
@@ -121,7 +121,7 @@ def _run_trials(job: Job, session: Session) -> SweepResult:
     for number, (value, recipe) in enumerate(zip(grid.values, job.sweep.recipes, strict=True), start=1):
         sentence = f"trial {number} of {len(grid.values)}: {grid.key}={value}"
         trial = dataclasses.replace(
-            _inner(job, f"try-{number}", recipe), parts=blind, counts="", notes=(sentence,), warnings=()
+            _inner(job, f"try-{number}", recipe), parts=blind, counts={}, notes=(sentence,), warnings=()
         )
         row = {"key": grid.key, "value": value}
         try:

@@ -1,4 +1,4 @@
-"""Resolve a training call to a `Job`: everything that is decided before the first step, and nothing is written.
+"""Resolve a training call to a `Job`: everything that is decided before the first step. Writes nothing but caches.
 
 Whatever can be wrong with a call is found here. A resumed run has decided it all before, and reads it from its folder.
 """
@@ -72,9 +72,10 @@ class Job:
     parts: Parts
     folder: Path
     command: str
+    repeat: str = ""  # the command without a folder, for whoever wants another such run
     recipe_name: str = ""  # as it was asked for; empty where it was chosen
     reason: str = ""
-    counts: str = ""  # images to train on, for validation and to test on
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])  # by `count_images`
     model_note: str = ""  # where the start weights have another model than the recipe says
     notes: tuple[str, ...] = ()  # where the parts come from, what the audit found, what would do better
     warnings: tuple[str, ...] = ()
@@ -93,7 +94,7 @@ class Job:
     def opening(self) -> tuple[str, ...]:
         """All of it in sentences, for the log."""
         model = (f"model: {self.model_note}",) if self.model_note else ()
-        chosen = (self.counts, f"Chosen: {self.reason}.", *model) if self.counts else ()
+        chosen = (describe_counts(self.counts), f"Chosen: {self.reason}.", *model) if self.counts else ()
         return (*chosen, *self.notes, *(f"warning: {warning}" for warning in self.warnings))
 
     def describe(self) -> dict[str, str | list[str]]:
@@ -101,7 +102,7 @@ class Job:
         recipe = self.recipe
         rows: dict[str, str | list[str]] = {"out": str(self.folder), "model": format_name(recipe.model)}
         start = "; ".join(part for part in (recipe.init, positions_note(recipe)) if part)
-        rows |= {"start": start, "images": self.counts, "chosen": self.reason}
+        rows |= {"start": start, "images": describe_counts(self.counts), "chosen": self.reason}
         grid = coarse_grid(recipe.model)
         several = f"{self.seeds} runs, of seeds {recipe.seed} to {recipe.seed + self.seeds - 1}"
         more: dict[str, str | list[str]] = {
@@ -115,7 +116,7 @@ class Job:
 
 
 def resolve(call: TrainCall, world: World, console: Console) -> Job:
-    """Open the data, settle the recipe and audit. Writes nothing."""
+    """Open the data, settle the recipe and audit. Writes nothing but caches, such as of a compressed `.npz`."""
     if call.resume is not None:
         return _resolve_resume(call, Path(call.resume), console)
     return _resolve_new(call, free_folder(call), world, console)
@@ -209,11 +210,12 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         parts=parts,
         folder=folder,
         command=call.command(folder),
+        repeat=call.command(None),
         recipe_name=call.recipe or "",
         reason=f"the recipe {call.recipe}, as asked"
         if draft.because is None
         else describe_choice(recipe, len(parts.train), draft.because),
-        counts=_counts(parts, labelled=labelled),
+        counts=count_images(parts, labelled=labelled),
         model_note=draft.started.model,
         notes=(*started.splitlines(), *parts.notes, *preflight.notes, *(sentence for sentence in seldom if sentence)),
         warnings=(*dropped, *parts.warnings, *preflight.warnings),
@@ -256,11 +258,18 @@ def _settle(recipe: Recipe, grid: Grid | None, opened: Opened, world: World) -> 
     return recipe, None if grid is None else settle_sweep(grid, recipe, opened), sentence
 
 
-def _counts(parts: Parts, *, labelled: bool) -> str:
-    counts = f"{len(parts.train.classes)} classes: " if labelled else "no labels used: "
-    counts += f"{len(parts.learnt):,} to train on"
-    counts += "" if parts.val is None else f", {len(parts.val):,} for validation"
-    return counts + ("" if parts.test is None else f", {len(parts.test):,} to test on")
+def count_images(parts: Parts, *, labelled: bool) -> dict[str, int]:
+    """Classes, where labels are used, and the images of each part that there is."""
+    classes = {"classes": len(parts.train.classes)} if labelled else {}
+    return classes | {name: len(part) for name, part in parts.used().items()} | {"train": len(parts.learnt)}
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """`10 classes: 1,438 to train on, 359 to test on`; empty for no counts."""
+    purposes = {"train": "to train on", "val": "for validation", "test": "to test on"}
+    images = ", ".join(f"{counts[name]:,} {purpose}" for name, purpose in purposes.items() if name in counts)
+    labels = f"{counts['classes']} classes" if "classes" in counts else "no labels used"
+    return f"{labels}: {images}" if images else ""
 
 
 def _require_patches(spec: ModelSpec, image_size: tuple[int, int]) -> None:
@@ -325,7 +334,7 @@ def _audit(call: TrainCall, opened: Opened, parts: Parts, scanned: Scanned | Non
 
 
 def _ignored_overrides(recipe: Recipe, overrides: Sequence[str]) -> str:
-    """What the caller has set in vain, in a sentence."""
+    """What the caller has set without effect, in a sentence."""
     ignored = [key for key in config.overridden(overrides) if probe_ignores(key) and key != "optim.train"]
     if recipe.train.method != "probe" or not ignored:
         return ""
@@ -340,7 +349,7 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
     if not folder.exists():
         raise UsageError(f"{folder} does not exist, so there is no run to resume")
     if (folder / run_folder.NOISY_STUDENT).is_file():
-        raise UsageError(f"{folder} is of `vitlab noisy-student`", hint=run_folder.resume_command(folder))
+        raise UsageError(f"{folder} was made by `vitlab noisy-student`", hint=run_folder.resume_command(folder))
     if not (folder / run_folder.CONFIG).is_file():
         inside = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CONFIG}"))
         hint = f"It has several, each of which can be resumed: {', '.join(inside)}." if inside else None
@@ -364,11 +373,12 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
         parts=parts,
         folder=folder,
         command=stored.command,
+        repeat=stored.repeat,
         recipe_name=stored.recipe,
         reason=stored.reason or "the run's own recipe",
         counts=stored.counts,
         notes=tuple(stored.notes),
-        warnings=tuple(warning for kind, warning in stored.warnings.items() if kind.startswith("data-")),
+        warnings=tuple(stored.data_warnings),
         seeds=seeds,
         sweep=None if grid is None or opened is None else settle_sweep(grid, recipe, opened),
         resume=True,
@@ -392,7 +402,7 @@ def _require_same_runs(call: TrainCall, folder: Path, seeds: int, grid: Grid | N
         return
     asked = f"--seeds {call.seeds}" if call.sweep is None else str(read_grid(call.sweep, table))
     if seeds == 1 and grid is None:
-        raise UsageError(f"{folder} is a single run; {asked} makes several new ones")
+        raise UsageError(f"{folder} is one run; {asked} cannot be added on resume")
     stored = f"--seeds {seeds}" if grid is None else str(grid)
     if asked != stored:
         raise UsageError(f"{folder} was started with {stored}, not with {asked}", hint="Leave it out, or start anew.")

@@ -28,13 +28,18 @@ METRICS, TABLE, LOG = "metrics.jsonl", "metrics.csv", "log.txt"
 CHECKPOINTS, FEATURES, REPORT = "checkpoints", "features", "report.html"
 BUNDLE, ADAPTER = "bundle", "adapter"
 NOISY_STUDENT = "noisy_student.json"  # beside the runs of `vitlab noisy-student`, which are resumed together
-FORMAT = 1  # of the folder; raised when an older vitlab could no longer resume in it
+FORMAT = 2  # of the folder; raised when an older vitlab could no longer resume in it
 # Keys that decide how the work is divided and when it is saved, not what is learned: a resumed run may have others.
 _DIVISION_KEYS = {"train.micro_batch", "train.recompute", "train.sharded"}
 RESUME_SAFE_KEYS = {"data.workers", "data.max_bad", "train.save_every", "train.save_async", "train.keep", "train.log"}
 _CHANGES_DROPOUT = {"world", "train.micro_batch"}  # what decides which process draws for which images
 _SLOWEST = 1e-9  # images per second, below which a record is damaged
 _SHOWN = 3  # lines of a difference
+_PART_WORDS = {"train": "training", "val": "validation"}  # the names of parts as adjectives
+
+
+class NoRunFile(UsageError):
+    """The folder has no `run.json`, or one of a format that this version does not read."""
 
 
 @dataclasses.dataclass
@@ -44,10 +49,14 @@ class RunFile:
     command: str  # that began it
     cwd: str  # where it was given, from which relative paths count
     recipe: str = ""  # the name after --recipe; empty where one was chosen
+    repeat: str = ""  # the command that trains it again, into a new folder; empty where there is none
     reason: str = ""  # why this recipe
-    counts: str = ""  # classes and images, in a sentence
+    counts: dict[str, int] = dataclasses.field(default_factory=dict[str, int])  # see `resolve.count_images`
     notes: list[str] = dataclasses.field(default_factory=list[str])
-    warnings: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # by kind: each is given once
+    data_warnings: list[str] = dataclasses.field(default_factory=list[str])  # known before the first step
+    warnings: dict[str, str] = dataclasses.field(
+        default_factory=dict[str, str]
+    )  # while it ran, by kind: each is given once
     data: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # the fingerprint of each part
     copies: list[list[str]] = dataclasses.field(default_factory=list[list[str]])
     teacher: str = ""  # the hash of its weights
@@ -57,6 +66,10 @@ class RunFile:
     # What the last bits depend on besides config and data: code, torch, threads, device, world.
     versions: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     progress: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # step, steps, finished
+
+    @property
+    def all_warnings(self) -> list[str]:
+        return [*self.data_warnings, *self.warnings.values()]
 
     def write(self, folder: Path) -> None:
         fsio.write_json(folder / RUN, {"format": FORMAT, **dataclasses.asdict(self)})
@@ -91,18 +104,25 @@ def read_run(folder: Path) -> RunFile:
     try:
         table = reading.read_json(path)
     except FileNotFoundError:
-        what = f"{folder} has no {RUN}: it is not a run, or one of a vitlab before the first release"
-        raise UsageError(what, hint="Start a new run.") from None
+        raise NoRunFile(f"{folder} has no {RUN}, so it is not a run", hint=_without_run(folder)) from None
     except OSError as error:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
     if not isinstance(table, dict):
         raise FileProblem(f"{path} is damaged: it is not a table of keys")
     table = cast(dict[str, Any], table)
-    if table.pop("format", None) != FORMAT:
-        raise UsageError(f"{path} is of another vitlab: this one reads format {FORMAT}", hint="Start a new run.")
+    found = table.pop("format", None)
+    if type(found) is int and found != FORMAT:
+        what = f"{path} has run format {found}; this version reads {FORMAT}"
+        raise NoRunFile(what, hint=_without_run(folder))
     usual = dataclasses.asdict(RunFile("", ""))
-    if table.keys() != usual.keys() or any(type(value) is not type(usual[key]) for key, value in table.items()):
-        raise FileProblem(f"{path} is damaged: it does not have the keys and values of a run")
+    if (
+        found != FORMAT
+        or table.keys() != usual.keys()
+        or any(type(value) is not type(usual[key]) for key, value in table.items())
+    ):
+        raise FileProblem(f"{path} is damaged: it has missing, unknown or mistyped keys")
+    if not all(type(count) is int for count in table["counts"].values()):
+        raise FileProblem(f"{path} is damaged: 'counts' holds something else than whole numbers")
     for key in ("warnings", "data", "sha256"):
         if not all(isinstance(value, str) for value in table[key].values()):
             raise FileProblem(f"{path} is damaged: '{key}' holds something else than text")
@@ -110,8 +130,26 @@ def read_run(folder: Path) -> RunFile:
         raise FileProblem(f"{path} is damaged: 'copies' holds something else than lists of names")
     if table["sha256"].get("runs") != _hash(json.dumps(table["runs"])):
         raise FileProblem(f"{path} is damaged: it does not say which runs there are")
-    table["notes"] = [str(note) for note in table["notes"]]
+    for key in ("notes", "data_warnings"):
+        table[key] = [str(line) for line in table[key]]
     return RunFile(**table)
+
+
+def _without_run(folder: Path) -> str:
+    """What remains where `run.json` cannot be used: the bundle needs none of it."""
+    bundle = folder / BUNDLE
+    return f"Use its model, {bundle}, or start a new run." if bundle.is_dir() else "Start a new run."
+
+
+def lacks_run_file(folder: Path) -> bool:
+    """Whether there is no `run.json` that this version reads; a damaged one is left to whoever reads it."""
+    try:
+        read_run(folder)
+    except NoRunFile:
+        return True
+    except FileProblem:
+        pass
+    return False
 
 
 def began_in(folder: Path) -> str:
@@ -149,12 +187,11 @@ def read_sealed(folder: Path, name: str) -> str:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise FileProblem(f"{path} is damaged: byte {error.start} is not UTF-8 text") from None
-    # A finished run of a tree before the first release has no run.json, and can still be evaluated.
-    if (folder / RUN).exists() and read_run(folder).sha256.get(name) != _hash(text):
+    if read_run(folder).sha256.get(name) != _hash(text):
         rewrite = f"or let `{command_line('train', options={'resume': folder})}` write it anew"
         other = "or start a new run with it: `vitlab train --recipe FILE`"
         hint = f"Put it back as it was, {rewrite if name == SPLIT else other}."
-        raise UsageError(f"{path} is not what the run began with", hint=hint)
+        raise UsageError(f"{path} was changed after the run started", hint=hint)
     return text
 
 
@@ -172,15 +209,17 @@ def check_resume(folder: Path, old_config: str, config_toml: str, now: RunFile, 
     changed = {} if old_config == config_toml else _differences(old_config, config_toml)
     free = _DIVISION_KEYS | RESUME_SAFE_KEYS
     if lines := [f"{key}: {was} in the run, {is_now} now" for key, (was, is_now) in changed.items() if key not in free]:
-        raise UsageError(f"the config is not that of {folder}:\n" + "\n".join(lines), hint="Start a new run for it.")
+        raise UsageError(
+            f"the config differs from that of {folder}:\n" + "\n".join(lines), hint="Start a new run for it."
+        )
     if other := sorted(name for name in {*begun.data, *now.data} if begun.data.get(name) != now.data.get(name)):
         raise UsageError(
-            f"the images or labels to {' and '.join(other)} on are not those that {folder} began with"
-            + _difference(folder, split),
+            f"the {' and '.join(_PART_WORDS.get(name, name) for name in other)} images or labels changed since {folder} "
+            f"started{_difference(folder, split)}",
             hint="Put them back, or start a new run for them.",
         )
     if now.teacher and begun.teacher != now.teacher:
-        raise UsageError(f"the teacher is not the one that {folder} began with", hint="Start a new run for it.")
+        raise UsageError(f"the teacher is not the one that {folder} started with", hint="Start a new run for it.")
     was_on, is_on = begun.versions, now.versions
     changed |= {name: (was_on.get(name), value) for name, value in is_on.items() if was_on.get(name) != value}
     model = config.parse_toml(config_toml, CONFIG)["model"]
@@ -222,7 +261,7 @@ def repair_split(folder: Path, split: str) -> list[str]:
     except (OSError, FileProblem):
         pass
     fsio.write_file(folder / SPLIT, split)
-    return [f"{SPLIT} was not what the run began with: written anew"]
+    return [f"{SPLIT} was changed after the run started: written again"]
 
 
 # --- what a run has measured and logged ------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ def build_report(
         *_positions(result),
         *_painted(result),
         *_galleries(result),
-        _use(result, begun.command),
+        _use(result, begun.repeat),
         _files(result, folder or result.folder),
     ]
     return Report(
@@ -324,7 +323,7 @@ def _named(yes_K: Tensor, labels: Sequence[str]) -> str:
 # --- how to resume ----------------------------------------------------------------------------------------------------
 
 
-def _use(result: RunResult, command: str) -> Snippets:
+def _use(result: RunResult, repeat: str) -> Snippets:
     run = str(result.folder)
     if result.recipe.objective.is_pretext:
         lines = [
@@ -338,18 +337,9 @@ def _use(result: RunResult, command: str) -> Snippets:
             ("On the command line", command_line("predict", run, "picture.jpg")),
             ("Measure it in detail", command_line("evaluate", run)),
         ]
-    if command:
-        lines.append(("Train it again, into a new folder", _without_out(command)))
+    if repeat:
+        lines.append(("Train it again, into a new folder", repeat))
     return Snippets("Use it", "", lines)
-
-
-def _without_out(command: str) -> str:
-    """The folder of this run is taken."""
-    words = shlex.split(command)
-    if "--out" in words:
-        place = words.index("--out")
-        del words[place : place + 2]
-    return shlex.join(words)
 
 
 def _begun(result: RunResult) -> run_folder.RunFile:

@@ -171,7 +171,7 @@ def resolved_config(call: TrainCall) -> dict[str, Any]:
 def _resolve_only(call: TrainCall) -> Job:
     """All checks and decisions, and nothing else."""
     if call.resume is not None:
-        raise UsageError("--dry-run and --print-config know no --resume")
+        raise UsageError("--dry-run and --print-config cannot be combined with --resume")
     return resolve(call, World(0, 1, pick_device(call.device)), Console(quiet=True))
 
 

@@ -115,8 +115,8 @@ def test_ended_runs_are_kept_and_the_others_follow(copied: Callable[[str], Path]
     before = (folder / first / "metrics.jsonl").read_bytes()
     result = resume(folder)
     assert (folder / first / "metrics.jsonl").read_bytes() == before
-    assert "all its steps were done before" in (folder / first / "log.txt").read_text()
-    assert "all its steps were done before" not in (folder / second / "log.txt").read_text()
+    assert "all steps are already done" in (folder / first / "log.txt").read_text()
+    assert "all steps are already done" not in (folder / second / "log.txt").read_text()
     assert result.run == folder / (third if kind == "sweep" else first)
     assert f"Chosen: {result.reason}." in (folder / third / "log.txt").read_text().splitlines()
     command = json.loads((folder / first / "run.json").read_text())["command"]
@@ -156,7 +156,7 @@ def test_other_images_are_refused(begun: dict[str, Path], copied: Callable[[str]
     folder, photo = copied("seeds"), begun["seeds"] / "photos" / "red" / "more.png"
     Image.new("RGB", (8, 8)).save(photo)
     try:
-        with pytest.raises(UsageError, match=r"images or labels.*test.*train.*val"):
+        with pytest.raises(UsageError, match="test and training and validation images or labels"):
             resume(folder)
     finally:
         photo.unlink()
@@ -169,7 +169,7 @@ def test_without_resume_the_folder_is_taken(begun: dict[str, Path], copied: Call
 
 
 @pytest.mark.slow
-def test_launcher_that_starts_the_same_command_again_goes_on(
+def test_launcher_that_starts_the_same_command_again_resumes(
     begun: dict[str, Path], copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied("sweep")
@@ -177,7 +177,7 @@ def test_launcher_that_starts_the_same_command_again_goes_on(
     given = {"model": "ViT-w16d1m32h2/4", "overrides": SETTINGS, **KINDS["sweep"], **QUIET}
     result = train(begun["sweep"] / "photos", out=folder, **given)
     assert result.run == folder / "final"
-    assert "all its steps were done before" in (folder / "try-1" / "log.txt").read_text()
+    assert "all steps are already done" in (folder / "try-1" / "log.txt").read_text()
 
 
 def test_run_of_a_sweep_alone_is_sent_to_the_whole(copied: Callable[[str], Path]) -> None:
@@ -189,7 +189,7 @@ def test_run_of_a_sweep_alone_is_sent_to_the_whole(copied: Callable[[str], Path]
 
 def test_run_of_a_seed_alone_can_go_on_and_several_cannot_be_made_of_it(copied: Callable[[str], Path]) -> None:
     folder = copied("seeds")
-    with pytest.raises(UsageError, match=r"single run.*--seeds 2"):
+    with pytest.raises(UsageError, match=r"one run.*--seeds 2"):
         resume(folder / "seed-1", seeds=2)
     assert resume(folder / "seed-1").run == folder / "seed-1"
     assert not (folder / "seed-2").exists()
