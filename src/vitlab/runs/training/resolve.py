@@ -8,9 +8,9 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitlab.core import config, fsio
 from vitlab.core.console import Console
@@ -21,7 +21,7 @@ from vitlab.data.auditing.preflight import Preflight, audit_used, sampled_bits, 
 from vitlab.data.dataset import Opened
 from vitlab.data.parts import Parts, arrange, drop_small_classes, train_part
 from vitlab.data.sources.opening import NoSuchData, open_data, open_images
-from vitlab.models.names import format_name
+from vitlab.models.names import format_name, parse_name
 from vitlab.models.spec import ModelSpec
 from vitlab.options.data_options import CheckOptions
 from vitlab.options.option import command_of
@@ -30,6 +30,7 @@ from vitlab.training.assemble import require_possible, require_teacher
 from vitlab.training.call import TrainCall
 from vitlab.training.choice import describe_choice
 from vitlab.training.draft import (
+    Draft,
     Start,
     as_usage_error,
     draft_recipe,
@@ -43,6 +44,7 @@ from vitlab.training.health import coarse_grid
 from vitlab.training.memory import require_room
 from vitlab.training.microbatch import estimate_microbatch
 from vitlab.training.recipe import (
+    MODEL_NAME,
     SCRATCH,
     Recipe,
     for_other_data,
@@ -137,43 +139,36 @@ def free_folder(call: TrainCall) -> Path:
 # --- a new run --------------------------------------------------------------------------------------------------------
 
 
+class _Settled(NamedTuple):
+    """What is decided before the images are decoded; copies or deep pixels among them may change it."""
+
+    recipe: Recipe
+    parts: Parts
+    sweep: Sweep | None
+    opened: Opened
+    grid: Grid | None
+    arrange: Callable[[Opened], Parts]
+
+
 def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) -> Job:
     data = call.source
     assert data is not None
     given = _recipe_with_changes(call)
     labelled = not is_pretext(given)
-    if not labelled and call.recipe is None:
-        raise UsageError(
-            "an objective without labels needs --recipe: none is chosen", hint="See `vitlab recipes list`."
-        )
-    if not labelled and call.sweep is not None:
-        raise UsageError("--sweep chooses by accuracy, which an objective without labels does not have")
-    opener = open_data if labelled else open_images
-    with as_usage_error(Path(data).exists()):
-        opened = opener(data if call.in_python is None else call.in_python, columns=_columns(given), console=console)
-    if call.model is not None and is_name(call.model):
-        raise UsageError(f"{call.model} is a checkpoint, not a model", hint=f"Start from it with --init {call.model}.")
-    if call.model is not None and call.start not in (None, AUTO, SCRATCH):
-        raise UsageError("the start weights decide the model; leave --model or --init out")
+    opened = _open_checked(call, given, console, labelled=labelled)
+    _require_model(call, given)
     given_start = call.start
     call, started = with_start(call, opened, world, console)
     own = config.with_overrides({"data": {}}, call.changes)
     with as_usage_error(True):
         train = arrange(opened, split_settings(data, own["data"]), labelled=labelled).train
     draft = draft_recipe(call, data, train, world, console)
-    (table, bands), start, grid = for_bands(draft.table, opened), draft.start, None
-    if call.sweep is not None:
-        grid = read_grid(call.sweep, table)
-        table = with_dev_split(table)
-        overridden = with_changes(table, call.changes)
-        table = (
-            overridden if overridden["data"]["val_frac"] else table
-        )  # the caller's share before the recipe's, but not none
+    table, grid, bands = _settle_table(call, draft, opened)
     settings = read_data_config(table)
     if settings.source != data:
         raise UsageError(f"the data were named twice: {data}, and data.source={settings.source}")
-    if start is not None:
-        _require_patches(start.spec, settings.image_size)
+    if draft.start is not None:
+        _require_patches(draft.start.spec, settings.image_size)
     opened, dropped = drop_small_classes(opened, settings.min_images)  # before the images are looked at
     with as_usage_error(any(Path(source).exists() for source in settings.also)):
         also = open_also(settings, console)
@@ -183,28 +178,17 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     require_trackers(recipe.train.log)
     recipe, sweep, smaller = _settle(recipe, grid, opened, world)
     trained = (recipe,) if sweep is None else sweep.recipes
-    _require_trainable(call, trained, parts, start, world.size, explicit="train" in table["optim"])
+    _require_trainable(call, trained, parts, draft.start, world.size, explicit="train" in table["optim"])
     _require_recipe_start(call, recipe, console)
-    for one in {(one.teacher, one.data.preprocess()): one for one in trained}.values():  # each teacher once
-        with as_usage_error("@" not in one.teacher):
-            require_teacher(one, parts.train.classes, quiet=console.quiet)
+    _require_teachers(trained, parts, console)
     # Last, for it takes longest: a wrong call is reported before.
-    used = list(parts.used().values())
-    scanned = world.run_or_fail_everywhere(lambda: scan_used(opened, used, console) if world.is_main else None)
-    opened, bits = _seen_in_images(opened, scanned, world)
-    deep = ""
-    if bits is not None and "bits" not in table["data"]:
-        deep = f"data.bits={bits}: the grey images of more than 8 bits make use of {bits} (--set data.bits=16 for all)"
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, bits=bits))
-    if opened.copies or deep:
-        parts = place(opened)
-        sweep = None if grid is None else settle_sweep(grid, recipe, opened)
-    preflight = world.run_or_fail_everywhere(
-        lambda: _audit(call, opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
+    settled, preflight, deep = _audit_images(
+        call, _Settled(recipe, parts, sweep, opened, grid, place), world, console, bits_given="bits" in table["data"]
     )
+    recipe, parts = settled.recipe, settled.parts
     changed = (_ignored_overrides(recipe, call.changes), unscaled_rate(draft.started.table, draft.table, call))
     advice = "" if started or given_start == SCRATCH else draft.advice  # who asks for scratch knows
-    seldom = (bands, draft.started.pixels, deep, advice, smaller, *changed)
+    rare_notes = (bands, draft.started.pixels, deep, advice, smaller, *changed)
     return Job(
         recipe=recipe,
         parts=parts,
@@ -217,11 +201,77 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         else describe_choice(recipe, len(parts.train), draft.because),
         counts=count_images(parts, labelled=labelled),
         model_note=draft.started.model,
-        notes=(*started.splitlines(), *parts.notes, *preflight.notes, *(sentence for sentence in seldom if sentence)),
+        notes=(*started.splitlines(), *parts.notes, *preflight.notes, *filter(None, rare_notes)),
         warnings=(*dropped, *parts.warnings, *preflight.warnings),
         seeds=call.seeds,
-        sweep=sweep,
+        sweep=settled.sweep,
     )
+
+
+def _open_checked(call: TrainCall, given: Mapping[str, Any], console: Console, *, labelled: bool) -> Opened:
+    """The data, after what the call alone says to be wrong."""
+    if not labelled and call.recipe is None:
+        raise UsageError(
+            "an objective without labels needs --recipe: none is chosen", hint="See `vitlab recipes list`."
+        )
+    if not labelled and call.sweep is not None:
+        raise UsageError("--sweep chooses by accuracy, which an objective without labels does not have")
+    data, opener = call.source, open_data if labelled else open_images
+    assert data is not None
+    with as_usage_error(Path(data).exists()):
+        return opener(data if call.in_python is None else call.in_python, columns=_columns(given), console=console)
+
+
+def _require_model(call: TrainCall, given: Mapping[str, Any]) -> None:
+    """An error for a model that is none, or that start weights or the recipe contradict."""
+    if call.model is not None and is_name(call.model):
+        raise UsageError(f"{call.model} is a checkpoint, not a model", hint=f"Start from it with --init {call.model}.")
+    if call.model is not None and call.start not in (None, AUTO, SCRATCH):
+        raise UsageError("the start weights decide the model: give --model or --init, not both")
+    table, changes = given.get("model"), config.overridden(call.changes)
+    name = call.model or changes.get(MODEL_NAME)
+    if call.recipe is None or not isinstance(table, Mapping) or not isinstance(name, str) or "kind" in table:
+        return  # a recipe with a kind has every field, and is refused for that where a name is given beside it
+    fields = {field.name for field in dataclasses.fields(parse_name(name))}
+    callers = {key.split(".")[1] for key in changes if key.startswith("model.")}
+    if foreign := [f"model.{key}" for key in table if key not in fields | callers | {"name"}]:
+        raise UsageError(
+            f"recipe {call.recipe} sets {', '.join(foreign)}, which {name} does not have",
+            hint="Name a model of the recipe's family, or leave --recipe out: one is then chosen.",
+        )
+
+
+def _settle_table(call: TrainCall, draft: Draft, opened: Opened) -> tuple[dict[str, Any], Grid | None, str]:
+    """The recipe's table for these images, the values of a sweep, and a note about channels."""
+    table, bands = for_bands(draft.table, opened)
+    if call.sweep is None:
+        return table, None, bands
+    grid = read_grid(call.sweep, table)
+    table = with_dev_split(table)
+    # The caller's share before the recipe's, but not none.
+    overridden = with_changes(table, call.changes)
+    return overridden if overridden["data"]["val_frac"] else table, grid, bands
+
+
+def _audit_images(
+    call: TrainCall, settled: _Settled, world: World, console: Console, *, bits_given: bool
+) -> tuple[_Settled, Preflight, str]:
+    """What stays settled once the images were seen, what the audit found, and a note about the bits of pixels."""
+    recipe, parts, sweep, opened, grid, place = settled
+    used = list(parts.used().values())
+    scanned = world.run_or_fail_everywhere(lambda: scan_used(opened, used, console) if world.is_main else None)
+    opened, bits = _seen_in_images(opened, scanned, world)
+    deep = ""
+    if bits is not None and not bits_given:
+        deep = f"data.bits={bits}: the grey images of more than 8 bits make use of {bits} (--set data.bits=16 for all)"
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, bits=bits))
+    if opened.copies or deep:
+        parts = place(opened)
+        sweep = None if grid is None else settle_sweep(grid, recipe, opened)
+    preflight = world.run_or_fail_everywhere(
+        lambda: _audit(call, opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
+    )
+    return _Settled(recipe, parts, sweep, opened, grid, place), preflight, deep
 
 
 def _recipe_with_changes(call: TrainCall) -> dict[str, Any]:
@@ -297,6 +347,12 @@ def _require_trainable(
             _require_body(
                 start.spec, recipe.model, "The start weights decide the model: leave out what says otherwise."
             )
+
+
+def _require_teachers(trained: Sequence[Recipe], parts: Parts, console: Console) -> None:
+    for one in {(one.teacher, one.data.preprocess()): one for one in trained}.values():  # each teacher once
+        with as_usage_error("@" not in one.teacher):
+            require_teacher(one, parts.train.classes, quiet=console.quiet)
 
 
 def _require_recipe_start(call: TrainCall, recipe: Recipe, console: Console) -> None:
