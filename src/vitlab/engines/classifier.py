@@ -36,8 +36,8 @@ from vitlab.inspection.saliency import METHODS, Method, Target, methods_of, sali
 from vitlab.inspection.scales import Scale, measured
 from vitlab.models.model import Model
 from vitlab.models.names import format_name
-from vitlab.options.option import takes
-from vitlab.options.weights_options import LoadOptions, Stated
+from vitlab.options.option import command_of, takes
+from vitlab.options.weights_options import ConvertOptions, LoadOptions, Stated
 from vitlab.weights import conventions
 from vitlab.weights.adapter import ABOUT, adapted, read_adapter
 from vitlab.weights.bundle import (
@@ -49,6 +49,7 @@ from vitlab.weights.bundle import (
     save_bundle,
     tell_nonfinite,
 )
+from vitlab.weights.card import with_command
 from vitlab.weights.catalogue import find, is_name, list_pretrained
 from vitlab.weights.foreign import WEIGHT_FILES, WEIGHT_SUFFIXES, ConvertReport, Reading, read_foreign
 from vitlab.weights.published import read_published
@@ -299,9 +300,17 @@ def load(options: LoadOptions) -> Classifier:
         bundle = adapted(bundle, addition, str(path))
         notes += tell_nonfinite(addition.tensors)
     bundle, done = operate(bundle, Changes(drop=dropped, image_size=options.image_size), path.name)
+    if done or (report.source != "vitlab" and addition is None):  # else the card says already how it was made
+        bundle = dataclasses.replace(bundle, card=with_command(bundle.card, _convert_command(options)))
     for line in (*notes, *done, *tell_zero_head(bundle)):
         console.say(line)
     return Classifier(bundle, options.device)
+
+
+def _convert_command(options: LoadOptions) -> str:
+    """The command that writes the model as it is loaded."""
+    stated = {field.name: getattr(options, field.name) for field in dataclasses.fields(Stated)}
+    return command_of("convert", ConvertOptions(options.path, "OUT", image_size=options.image_size, **stated))
 
 
 def _load_exported(path: Path, options: LoadOptions) -> Classifier:
@@ -400,7 +409,8 @@ def _open(path: Path, how: Reading, console: Console | None) -> tuple[Bundle, Co
         raise FileProblem(f"{path} is a demo of two runs", hint=f"Load {path / 'transfer'}.")
     if (path / _NOISY_STUDENT).is_file():
         run = _delivered(path)
-        hint = f"Load {path / run}." if run else f"None is finished: vitlab noisy-student --resume {path}"
+        resume = command_line("noisy-student", options={"resume": path})
+        hint = f"Load {path / run}." if run else f"None is finished: {resume}"
         raise FileProblem(f"{path} holds the runs of `vitlab noisy-student`, and is not one itself", hint=hint)
     for folder in bundle_folders(path):  # a bundle is known by its preprocess.json
         if folder.is_dir() and (folder / PREPROCESS).is_file():

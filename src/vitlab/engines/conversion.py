@@ -9,9 +9,10 @@ from vitlab.core.errors import UsageError, require_choice
 from vitlab.core.planned import end_dry_run
 from vitlab.engines.classifier import end_dry_run_before_download, open_weights, reading_of, tell_zero_head
 from vitlab.models.names import format_name
-from vitlab.options.option import takes
+from vitlab.options.option import command_of, takes
 from vitlab.options.weights_options import ConvertOptions
 from vitlab.weights.bundle import Bundle
+from vitlab.weights.card import with_command
 from vitlab.weights.foreign import ConvertReport
 from vitlab.weights.surgery import Changes, average, operate
 from vitlab.weights.targets import TARGETS, require_place, tell_target, write_foreign
@@ -46,6 +47,8 @@ def convert(options: ConvertOptions) -> ConvertReport:
         bundle = _averaged([bundle, *(open_weights(Path(path), how, console)[0] for path in others)])
     done = [f"mean of {1 + len(others)} checkpoints"] if others else []
     bundle, notes = operate(bundle, changes, source.name, done)
+    if notes or read.source != "vitlab":  # else the card is the source's own, with the command that made it
+        bundle = dataclasses.replace(bundle, card=with_command(bundle.card, command_of("convert", options)))
     end_dry_run(
         options.dry_run,
         {

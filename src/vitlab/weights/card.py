@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+from vitlab.core.command import command_line
 from vitlab.core.errors import amount
 from vitlab.models.cost import count_macs, count_params
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
 
 LICENCE, START = "licence", "start weights"  # rows that a later card takes over
+_COMMAND = "| command | "
 
 
 def write_card(
@@ -31,13 +33,24 @@ def write_card(
 | model | {format_name(spec)}, {count_params(spec):,} parameters, {count_macs(spec) / 1e6:,.1f} M multiply-adds per image |
 | image | {spec.image_size[0]}x{spec.image_size[1]} pixels, {amount(spec.in_channels, "channel")} |
 | data | {data} |
-| command | `{command}` |
+{_COMMAND}`{_cell(command)}` |
 | seed | {seed} |
 {rows}
 | {LICENCE} | {_cell(licence)} |
 
 Load it with `vitlab.load("this folder")`: preprocessing and labels come along.
 """
+
+
+def convert_command(source: object) -> str:
+    """The command of a card whose weights were read, and not yet written anywhere."""
+    return command_line("convert", source, "OUT")
+
+
+def with_command(card: str, command: str) -> str:
+    """Replace the command by the one that was given."""
+    row = f"{_COMMAND}`{_cell(command)}` |"
+    return "\n".join(row if line.startswith(_COMMAND) else line for line in card.split("\n"))
 
 
 def card_row(card: str, name: str) -> str | None:

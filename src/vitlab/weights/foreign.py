@@ -29,7 +29,7 @@ from vitlab.weights.bundle import (
     require_consistent,
     require_finite,
 )
-from vitlab.weights.card import write_card
+from vitlab.weights.card import convert_command, write_card
 from vitlab.weights.containers import ArrayFile, read_arrays
 from vitlab.weights.formats import hf_settings
 from vitlab.weights.formats.format import Format
@@ -250,6 +250,6 @@ def _card(path: Path, spec: ModelSpec, name: str) -> str:
         title=path.name,
         spec=spec,
         data="not stated by the file",
-        command=f"vitlab convert {path.name}",
+        command=convert_command(path),
         metrics={"converted from": name},
     )

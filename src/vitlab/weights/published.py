@@ -18,7 +18,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.names import format_name
 from vitlab.models.spec import ModelSpec
 from vitlab.weights.bundle import Bundle
-from vitlab.weights.card import write_card
+from vitlab.weights.card import convert_command, write_card
 from vitlab.weights.catalogue import Checkpoint, find
 from vitlab.weights.foreign import ConvertReport, Reading, read_foreign
 
@@ -101,7 +101,7 @@ def _card(entry: Checkpoint, spec: ModelSpec) -> str:
         title=entry.name,
         spec=spec,
         data=entry.title,
-        command=f"vitlab convert {entry.name}",
+        command=convert_command(entry.name),
         metrics={"address": shown(entry.address) if entry.address else "not known", **accuracy},
         licence=entry.licence,
     )

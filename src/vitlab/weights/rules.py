@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from vitlab.core.command import command_line
 from vitlab.core.errors import FileProblem, UsageError
 from vitlab.data.dataset import some_of
 from vitlab.models.build import allocate
@@ -120,7 +121,7 @@ def send_out(links: Mapping[str, Link], state: Mapping[str, Tensor]) -> dict[str
 
 def spell_drop(*names: str) -> str:
     """How to leave something out, on the command line and in Python."""
-    return f"vitlab convert {' '.join(f'--drop {name}' for name in names)} (in Python: drop={list(names)})"
+    return f"{command_line('convert', options={'drop': names})} (in Python: drop={list(names)})"
 
 
 def _require_none(origin: str, what: str, names: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from vitlab.models.names import format_name, with_size
 from vitlab.models.spec import GridResize, ModelSpec, Pair, PositionStart, Spec, ViTSpec
 from vitlab.models.vit import Positions, ViT
 from vitlab.weights.bundle import Bundle, load_state
-from vitlab.weights.card import LICENCE, START, card_row, write_card
+from vitlab.weights.card import LICENCE, START, card_row, convert_command, write_card
 from vitlab.weights.rules import PARTS
 
 _MOST_PARAMS = 2**33  # twice ViT-e's, the largest size there is; a slip must not take all memory
@@ -371,7 +371,7 @@ def operate(
         title=f"{source}, changed",
         spec=bundle.model.spec,
         data="that of the source",
-        command=f"vitlab convert {source}",
+        command=convert_command(source),
         metrics={"changed": "; ".join(notes)},
         start=card_row(bundle.card, START),
         licence=card_row(bundle.card, LICENCE) or "that of the source",

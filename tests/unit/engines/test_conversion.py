@@ -15,6 +15,7 @@ from vitlab.data.preprocess import Preprocess
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec, changed
 from vitlab.weights.bundle import Bundle, read_bundle, save_bundle
+from vitlab.weights.card import card_row
 from vitlab.weights.containers import npz_chunks, read_arrays
 
 SPEC = ViTSpec(
@@ -76,6 +77,28 @@ def test_surgery_is_applied_on_the_way_and_reported(tmp_path: Path) -> None:
     assert made.model.spec.image_size == made.preprocess.image_size == (24, 32)
     assert made.labels == ("0", "1", "2", "3", "4")
     assert "head replaced 3 -> 5" in (tmp_path / "x" / "card.md").read_text()
+
+
+def test_card_has_the_command_that_was_given(tmp_path: Path) -> None:
+    start, out = bundle(tmp_path / "my dir" / "my bundle"), tmp_path / "my dir" / "out b"
+
+    def command_of(path: Path) -> str | None:
+        return card_row((path / "card.md").read_text(), "command")
+
+    vitlab.convert(start, out, classes=5, image_size=(24, 32), cls_in_pos=False)
+    options = "--classes 5 --image-size 24,32 --no-cls-in-pos"
+    assert command_of(out) == f"`vitlab convert '{start}' '{out}' {options}`"
+    vitlab.load(start, image_size=12).save(tmp_path / "loaded")
+    assert command_of(tmp_path / "loaded") == f"`vitlab convert '{start}' OUT --image-size 12`"
+    foreign = tmp_path / "my dir" / "a.npz"
+    vitlab.convert(start, foreign, to="google-npz")
+    vitlab.convert(foreign, tmp_path / "again", gelu="exact", quiet=True)
+    assert command_of(tmp_path / "again") == f"`vitlab convert '{foreign}' {tmp_path / 'again'} --gelu exact`"
+
+
+def test_card_of_a_bundle_that_is_only_copied_stays(tmp_path: Path) -> None:
+    vitlab.convert(bundle(tmp_path / "start"), tmp_path / "x")
+    assert (tmp_path / "x" / "card.md").read_text() == "card"
 
 
 def test_a_new_grid_means_the_same_as_the_old_at_another_size(tmp_path: Path) -> None:
