@@ -228,7 +228,7 @@ def salient(clf: Classifier, x_BCYX: Tensor, method: Method | None, label: str |
     require_choice("method", method, METHODS)
     if method not in methods_of(spec):
         raise UsageError(
-            f"{method} needs attention from token to token, which {format_name(spec)} has not",
+            f"{method} needs attention from token to token, which {format_name(spec)} does not have",
             hint=f"Use method={' or '.join(map(repr, methods_of(spec)))}.",
         )
     if label is not None and label not in clf.labels:
@@ -323,7 +323,7 @@ def _load_exported(path: Path, options: LoadOptions) -> Classifier:
         "part": options.part,
     }
     if named := [name for name, value in given.items() if value is not None]:
-        raise UsageError(f"{path} is an exported file, which nothing can be changed in; leave {named[0]} out")
+        raise UsageError(f"{path} is an exported file, and exported files cannot be modified; leave {named[0]} out")
     return Classifier(read_exported(path, trust_pickle=options.trust_pickle), options.device)
 
 

@@ -75,5 +75,5 @@ def convert(options: ConvertOptions) -> ConvertReport:
 def _averaged(bundles: Sequence[Bundle]) -> Bundle:
     first = bundles[0]
     if any(other.labels != first.labels or other.preprocess != first.preprocess for other in bundles):
-        raise UsageError("the checkpoints have other labels or another preprocessing, so their mean has no meaning")
+        raise UsageError("the checkpoints have other labels or another preprocessing, so they cannot be averaged")
     return dataclasses.replace(first, model=average([bundle.model for bundle in bundles]))

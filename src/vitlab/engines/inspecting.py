@@ -209,7 +209,7 @@ def _filters(model: Model, components: int | None) -> PatchFilters:
 
 
 def require_request(classifier: Classifier, request: Request) -> None:
-    """Raise where something was asked for that this model has not, before any work."""
+    """Raise where something was asked for that this model does not have, before any work."""
     spec = classifier.model.spec
     grid = spec.grid_for(classifier.preprocess.image_size)
     if request.named and (lacking := left_out(spec, request.figures)):
@@ -235,7 +235,7 @@ def require_request(classifier: Classifier, request: Request) -> None:
 
 
 def _require_attention(model: Model, request: Request) -> None:
-    """Raise where options are about layers, heads or tokens that the model has not."""
+    """Raise where options are about layers, heads or tokens that the model does not have."""
     layers, heads = model.spec.attention_shape
     of_maps = {"--layers": request.layers, "--heads": request.heads, "--query": request.query}
     of_rollout = {"--depth": request.depth, "--no-identity": None if request.add_identity else True}

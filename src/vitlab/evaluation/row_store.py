@@ -143,7 +143,7 @@ def compute_rows(
 
 def none_readable(count: int, first: str, why: str) -> VitlabError:
     if count == 1:
-        return VitlabError(f"cannot read {first}: {why}")
+        return VitlabError(f"{first} {why}")
     return VitlabError(f"none of the {count:,} images could be read, the first is {first}: {why}")
 
 

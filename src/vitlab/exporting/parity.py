@@ -209,5 +209,6 @@ def require_parity(
         raise VitlabError(
             f"only {parity.agreement:.2%} of the first answers are the model's, and {least:.2%} is the least; "
             "nothing was written",
-            hint="--agreement sets another. int8 gets better with more and more typical images: --calibration DATA.",
+            hint="--agreement sets another. "
+            "int8 improves with more, and more representative, calibration images: --calibration DATA.",
         )

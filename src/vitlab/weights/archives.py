@@ -113,7 +113,7 @@ def read_torch(
     plain = {key: _plain(tensor, f"{name}: {key!r:.60}") for key, tensor in found.items()}
     moved = [key for key, tensor in plain.items() if not _is_settled(tensor)]
     if storages.grew() or sum(plain[key].nbytes for key in moved) > size + _COPY_SLACK:
-        raise FileProblem(f"{name} asks for more memory than it has numbers", hint=_AGAIN)
+        raise FileProblem(f"{name} claims larger arrays than the file holds", hint=_AGAIN)
     plain |= {key: plain[key].clone(memory_format=torch.contiguous_format) for key in moved}
     return plain, ignored
 
@@ -141,7 +141,7 @@ class _Storages:
     def place(self, storage: Any, _device: str) -> Any:
         self.total += storage.nbytes()
         if self.total > self.limit:
-            raise FileProblem(f"{self.name} asks for more memory than it has numbers", hint=_AGAIN)
+            raise FileProblem(f"{self.name} claims larger arrays than the file holds", hint=_AGAIN)
         self.placed.append((storage, storage.nbytes()))
         # A hostile file of the old form can leave it unfilled; what the memory held before must not show.
         return storage.fill_(0) if self.unfilled else storage
@@ -212,7 +212,7 @@ def _check_pickles(file: io.BytesIO, count: int, name: str) -> None:
                 result, added = _apply(stack, op, arg)
                 cost += added
                 if steps > _OPCODE_LIMIT or result.depth > _DEPTH_LIMIT or cost > _COST_LIMIT * steps + 1000:
-                    raise FileProblem(f"{name} is not a table of weights: it is far too long, deep or entangled")
+                    raise FileProblem(f"{name} is not a table of weights: it is too large or too deeply nested")
                 if op.stack_after:
                     stack.append(None if op.name == "MARK" else result)
 

@@ -87,7 +87,7 @@ class ConvertReport:
     target: str  # format of what was written
     model: str
     matched: int  # arrays that found their place
-    missing: tuple[str, ...]  # arrays that the model has and the file has not
+    missing: tuple[str, ...]  # arrays that the model has and the file does not have
     unexpected: tuple[str, ...]  # arrays that were dropped on request
     reshaped: tuple[str, ...]  # arrays of another shape than before
     notes: tuple[str, ...]  # what was assumed or changed
@@ -158,7 +158,7 @@ def _read_own(found: ArrayFile, chosen: AnyFormat, arrays: Mapping[str, Tensor],
     described = read_description(found.metadata[DESCRIPTION], origin)
     if not isinstance(described.spec, chosen.spec):
         raise FileProblem(
-            f"{origin} describes itself as {with_article(format_name(described.spec))}, which {chosen.name} has not"
+            f"{origin} describes itself as {with_article(format_name(described.spec))}, which {chosen.name} does not have"
         )
     held, claimed = sum(array.numel() for array in arrays.values()), count_stored(described.spec)
     if held != claimed:  # before a model is built, because a hostile description must not cost memory

@@ -140,7 +140,7 @@ def with_channels(model: AnyModel, rule: Preprocess, channels: int) -> tuple[Any
         raise UsageError(f"a model has at least 1 input channel, not {channels}")
     old = model.spec.in_channels
     if 1 < channels < old:
-        raise UsageError(f"{old} channels are added up to 1 or repeated to more; to {channels}, some would be lost")
+        raise UsageError(f"cannot change {old} channels to {channels}: they are added up to 1, or repeated to more")
     spec = _possible(dataclasses.replace(model.spec, in_channels=channels))
     state, name = dict(model.state_dict()), family_of(spec).input_kernel(spec)
     bias = _bias_of(name)
@@ -346,7 +346,7 @@ class Changes:
         if self.classes is not None and self.classes < 0:
             raise UsageError(f"classes must not be negative, not {self.classes}")
         if "head" in self.drop and (self.classes is not None or self.labels):
-            raise UsageError("the head is to be left out and to be made anew; give one of drop, classes and labels")
+            raise UsageError("drop=head, classes and labels exclude each other; give one of them")
         if self.pos_resize is not None and self.image_size is None and self.patch_size is None:
             raise UsageError("pos_resize says how positions get to another grid; give image_size or patch_size too")
 

@@ -571,16 +571,16 @@ SENTENCES = {
     "code-eval-legacy.pth": "--trust-pickle",
     "code-eval-tar.pth": "a tar archive",
     "code-eval-plain.bin": "a plain Python pickle",
-    "pickle-deep-key.pth": "far too long, deep or entangled",
-    "pickle-double-key-legacy.pth": "far too long, deep or entangled",
-    "pickle-deep-hidden.pth": "far too long, deep or entangled",
-    "forged-unfilled-large.pth": "asks for more memory",
+    "pickle-deep-key.pth": "too large or too deeply nested",
+    "pickle-double-key-legacy.pth": "too large or too deeply nested",
+    "pickle-deep-hidden.pth": "too large or too deeply nested",
+    "forged-unfilled-large.pth": "claims larger arrays",
     "forged-deflated.pth": "packed again",
     "forged-two-pickles.pth": "several pickles",
     "forged-script.pth": "a TorchScript program",
     "forged-sparse.pth": "not plain arrays of numbers",
-    "forged-expanded.pth": "more memory than it has numbers",
-    "forged-unfilled-grown.pth": "more memory than it has numbers",
+    "forged-expanded.pth": "claims larger arrays",
+    "forged-unfilled-grown.pth": "claims larger arrays",
 }
 
 

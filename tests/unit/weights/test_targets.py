@@ -182,7 +182,7 @@ def test_description_as_another_kind_of_model_is_refused(tmp_path: Path) -> None
     found = read_arrays(tmp_path / "x.safetensors")
     bit = Description(BiTSpec(trunk=bit_trunk((1,), 1), num_classes=3), Preprocess(), ("a", "b", "c"))
     (tmp_path / "y").write_bytes(b"".join(safetensors_chunks(found.arrays, {"vitlab": bit.to_json()})))
-    with pytest.raises(FileProblem, match=r"as a BiT.*torchvision has not"):
+    with pytest.raises(FileProblem, match=r"as a BiT.*torchvision does not have"):
         read_foreign(tmp_path / "y")
 
 
