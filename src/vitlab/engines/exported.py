@@ -232,19 +232,19 @@ def _open_onnx(path: Path, _: bool) -> Opened:
     def run(facts: Facts) -> Run:
         source = _behind_pixels(model).SerializeToString() if facts.preprocess_inside else str(path)
         with _explained(path):
-            return session_run(source, facts.outputs, beside=path.parent)
+            return session_run(source, facts.outputs, base_dir=path.parent)
 
     return Opened({entry.key: entry.value for entry in model.metadata_props}, run)
 
 
-def session_run(model: bytes | str, outputs: tuple[str, ...], *, beside: Path | None = None) -> Run:
-    """An ONNX graph or file on the CPU, by as many threads as torch has. `beside`: where weights outside of a graph lie."""
+def session_run(model: bytes | str, outputs: tuple[str, ...], *, base_dir: Path | None = None) -> Run:
+    """An ONNX graph or file on the CPU, by as many threads as torch has. `base_dir`: where weights outside of a graph lie."""
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
     options.log_severity_level = 3  # warnings are about speed
-    if isinstance(model, bytes) and beside is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(beside))
+    if isinstance(model, bytes) and base_dir is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(base_dir))
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     there = {output.name for output in session.get_outputs()}
     names, given = [name for name in outputs if name in there], session.get_inputs()[0].name

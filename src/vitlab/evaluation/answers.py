@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.evaluation.calibration import Reliability, reliability, yes_or_no_confidence
-from vitlab.evaluation.label_match import ROWS, Match
+from vitlab.evaluation.calibration import ROWS, Reliability, reliability, yes_or_no_confidence
+from vitlab.evaluation.label_match import Match
 from vitlab.evaluation.metrics import ClassScores, average_precision, class_scores, confusion_matrix, label_scores
 from vitlab.evaluation.selective import RiskCoverage, risk_coverage
 
@@ -171,4 +171,4 @@ def case_of(logits_BK: Tensor, targets: Tensor) -> Case:
     """The case of a model whose classes are those of the data; targets [B, K] where an image may have several labels."""
     if targets.ndim == 2:
         return SeveralLabels.of(logits_BK, targets)
-    return OneLabel(logits_BK, targets, Match.same(logits_BK.shape[1]))
+    return OneLabel(logits_BK, targets, Match.identity(logits_BK.shape[1]))

@@ -71,5 +71,5 @@ def fit_ridge(features_SD: Tensor, labels_S: Tensor, num_classes: int, *, l2: fl
 
 def _solve(square: Tensor, right: Tensor, l2: float) -> Tensor:
     """(square + l2 I)⁻¹ right; the matrix is positive definite."""
-    held = square + l2 * torch.eye(len(square), dtype=square.dtype, device=square.device)
-    return torch.cholesky_solve(right, torch.linalg.cholesky(held))
+    regularised = square + l2 * torch.eye(len(square), dtype=square.dtype, device=square.device)
+    return torch.cholesky_solve(right, torch.linalg.cholesky(regularised))

@@ -17,18 +17,17 @@ from vitlab.data.dataset import one_spelling
 from vitlab.data.sources.synsets import ilsvrc_synsets, synset_of
 
 _NAMED = 5  # unknown labels in an error; the number of the others follows
-ROWS = 4096  # images whose scores are float64 at a time: 21,843 classes need no second copy of all scores
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """For every class of the data the classes of the model that are right for it; none where it cannot be asked for."""
+    """For every class of the data the classes of the model that are right for it; empty where the model lacks the class."""
 
     members: tuple[tuple[int, ...], ...]
     note: str = ""
 
     @classmethod
-    def same(cls, classes: int, note: str = "") -> "Match":
+    def identity(cls, classes: int, note: str = "") -> "Match":
         """Each class of the data is the model's of the same number."""
         return cls(tuple((k,) for k in range(classes)), note)
 
@@ -58,11 +57,11 @@ class Match:
 
 
 def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str, empty: Collection[str] = ()) -> Match:
-    """By the names, written alike or but for case and underscores. All classes of the data must be known, but `empty` ones."""
+    """By the names, written alike or but for case and underscores. All classes of the data must be known, except `empty`."""
     numbers = [str(i) for i in range(len(labels))]
     if list(labels) == numbers and list(classes) != numbers and len(classes) == len(labels):
         note = "the model's classes have numbers only: they are taken in the order of the data's classes"
-        return Match.same(len(classes), note)
+        return Match.identity(len(classes), note)
     if (by_synset := _match_by_synset(classes, labels)) is not None:
         return by_synset
     exact, alike = _places(labels), _places([_folded(label) for label in labels])
@@ -80,9 +79,7 @@ def match_by_name(classes: Sequence[str], labels: Sequence[str], data: str, empt
             hint="Name the folders as the model does, or give --label-map FILE.json.",
         )
     others = len(labels) - sum(map(bool, members))
-    known = f"{others:,} classes" if others > 1 else "a class"
-    note = f"the model knows {known} that the data has not: such an answer is wrong" if others > 0 else ""
-    return Match(tuple(members), note)
+    return Match(tuple(members), _note_others(others))
 
 
 def _match_by_synset(classes: Sequence[str], labels: Sequence[str]) -> Match | None:
@@ -90,16 +87,22 @@ def _match_by_synset(classes: Sequence[str], labels: Sequence[str]) -> Match | N
 
     So that a set with 200 of the thousand classes finds them in a model whose labels are plain names, or numbers.
     """
-    asked = [synset_of(name) for name in classes]
-    own = [synset_of(label) for label in labels]
-    if not all(own):
-        own = list(ilsvrc_synsets()) if _in_imagenets_order(labels) else []
-    places = {synset: i for i, synset in enumerate(own)}
-    if not all(synset in places for synset in asked) or len(set(asked)) < len(asked):
+    data_synsets = [synset_of(name) for name in classes]
+    model_synsets = [synset_of(label) for label in labels]
+    if not all(model_synsets):
+        model_synsets = list(ilsvrc_synsets()) if _in_imagenets_order(labels) else []
+    places = {synset: i for i, synset in enumerate(model_synsets)}
+    if not all(synset in places for synset in data_synsets) or len(set(data_synsets)) < len(data_synsets):
         return None
-    others = len(labels) - len(asked)
-    more = f"the model knows {others:,} classes that the data has not: such an answer is wrong" if others else ""
-    return Match(tuple((places[synset],) for synset in asked), more)
+    others = len(labels) - len(data_synsets)
+    return Match(tuple((places[synset],) for synset in data_synsets), _note_others(others))
+
+
+def _note_others(count: int) -> str:
+    if count <= 0:
+        return ""
+    known = f"{count:,} classes" if count > 1 else "a class"
+    return f"the model knows {known} that the data does not have; predicting {'one' if count > 1 else 'it'} counts as an error"
 
 
 def _in_imagenets_order(labels: Sequence[str]) -> bool:

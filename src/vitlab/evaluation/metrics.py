@@ -58,8 +58,11 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class ClassScores:
-    """One value per class, [K]. Where the data has no image of a class, `support_K` is 0 and its recall NaN; a class that is
-    never the answer has precision and F1 of 0. The means count the classes that occur, each alike."""
+    """One value per class, [K].
+
+    A class without images has `support_K` 0 and a recall of NaN; one that is never predicted has precision and F1 of 0. Means
+    weigh all classes that occur equally.
+    """
 
     support_K: Tensor
     precision_K: Tensor
@@ -73,7 +76,7 @@ class ClassScores:
 
     @property
     def skew(self) -> float:
-        """How many times the images of the smallest class the largest one has."""
+        """The images of the largest class as a multiple of those of the smallest."""
         counts = self.support_K[self.support_K > 0]
         return float(counts.max() / counts.min())
 

@@ -243,7 +243,7 @@ def _fill(job: _Job, store: RowStore) -> tuple[list[Path], int]:
     world = job.world.new_process_group(_LONGEST_WAIT)
     with contextlib.ExitStack() as until_filled:
         # The first process looks, and holds the lock for all; what it found is what all work by.
-        found = world.gather_dict(world.run_or_fail_everywhere(lambda: _look(job, store, until_filled)))
+        found = world.gather_dict(world.run_or_fail_everywhere(lambda: _scan_store(job, store, until_filled)))
         paths = {int(number): folder / name for number, name in found.items() if number.isdecimal()}
         missing = [number for number in range(count) if number not in paths]
         partial = {
@@ -265,7 +265,7 @@ def _fill(job: _Job, store: RowStore) -> tuple[list[Path], int]:
     return [paths[number] for number in range(count)], computed
 
 
-def _look(job: _Job, store: RowStore, until_filled: contextlib.ExitStack) -> dict[str, str]:
+def _scan_store(job: _Job, store: RowStore, until_filled: contextlib.ExitStack) -> dict[str, str]:
     """The names of the chunks that are there, whole or partial, by number; the folder is locked where some are missing."""
     if not job.world.is_main:
         return {}

@@ -25,7 +25,7 @@ from vitlab.weights.bundle import Bundle
 
 BATCHES = (1, 3, 8)
 _COSINE = 0.99  # of vectors that are alike
-_FEW = 3  # batches of the smaller sizes: a fault that depends on the batch shows in the first
+_SMALLER_BATCHES = 3  # of each size below the largest: a fault that depends on the batch shows in the first
 # Largest difference of a score, as a share of the largest score where that is above 1, and least share of equal first answers.
 _LIMITS: Mapping[Precision, tuple[float, float]] = {
     "fp32": (1e-4, 1.0),
@@ -33,7 +33,7 @@ _LIMITS: Mapping[Precision, tuple[float, float]] = {
     "bf16": (5e-2, 0.95),
     "int8": (2.5e-1, 0.9),
 }
-_INSIDE = (5e-2, 0.95)  # a grey level of rounding in the pixels comes on top
+_LIMITS_PREPROCESS_INSIDE = (5e-2, 0.95)  # a grey level of rounding in the pixels comes on top
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def compare(run: Run, bundle: Bundle, rule: GraphRule, photos: Sequence[Tensor],
                 differences.append(_largest((scores_BK - expected_BK).abs()))
                 same += int(_same(scores_BK, expected_BK, headless=model.head is None).sum())
                 largest = max(largest, float(expected_BK.abs().max()))
-                if count and batch == (rule.batch or BATCHES[-1]):  # the first warms up
+                if count and batch == _largest_batch(rule):  # the first warms up
                     ours_s, torch_s, timed = ours_s + took, torch_s + seconds, timed + len(x_BCYX)
                 count += len(x_BCYX)
                 if rule.preprocess_inside:
@@ -146,12 +146,16 @@ def _sizes(bundle: Bundle, rule: GraphRule) -> list[Pair]:
     return [(rows, cols), (rows + stride, cols + 2 * stride), *smaller]
 
 
+def _largest_batch(rule: GraphRule) -> int:
+    return rule.batch or BATCHES[-1]
+
+
 def _batches(
     photos: Sequence[Tensor], prepare: Preprocess, rule: GraphRule, size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What the file is given and what the model is given. All photos at the largest batch size, a few at the others."""
-    several = size == (rule.batch or BATCHES[-1])
-    stop = len(photos) if several else min(len(photos), _FEW * size)
+    is_largest = size == _largest_batch(rule)
+    stop = len(photos) if is_largest else min(len(photos), _SMALLER_BATCHES * size)
     for start in range(0, stop, size):
         part = list(photos[start : start + size])
         part += part[:1] * (size - len(part)) if rule.batch else []
@@ -193,21 +197,22 @@ def decoded(dataset: Dataset, count: int, rule: Preprocess) -> list[Tensor]:
 def require_parity(
     parity: Parity, precision: Precision, rule: GraphRule, limit: float | None, agreement: float | None
 ) -> None:
-    """An error where the file is not the model any more."""
-    share, least = _LIMITS[precision]
+    """Raise unless the file agrees with the model within the limits."""
+    share, min_agreement = _LIMITS[precision]
     if rule.preprocess_inside:
-        share, least = max(share, _INSIDE[0]), min(least, _INSIDE[1])
-    limit = share * max(1.0, parity.largest_score) if limit is None else limit
-    least = least if agreement is None else agreement
-    if not parity.difference <= limit:
+        inside_share, inside_agreement = _LIMITS_PREPROCESS_INSIDE
+        share, min_agreement = max(share, inside_share), min(min_agreement, inside_agreement)
+    max_difference = share * max(1.0, parity.largest_score) if limit is None else limit
+    min_agreement = min_agreement if agreement is None else agreement
+    if not parity.difference <= max_difference:
         raise VitlabError(
-            f"the exported scores differ by up to {parity.difference:.2e} from the model's, and {limit:.2e} is the limit; "
-            "nothing was written",
+            f"the exported scores differ by up to {parity.difference:.2e} from the model's, "
+            f"and {max_difference:.2e} is the limit; nothing was written",
             hint="--limit sets another, and another --precision changes the difference.",
         )
-    if parity.agreement < least:
+    if parity.agreement < min_agreement:
         raise VitlabError(
-            f"only {parity.agreement:.2%} of the first answers are the model's, and {least:.2%} is the least; "
+            f"only {parity.agreement:.2%} of the first answers are the model's, and {min_agreement:.2%} is the least; "
             "nothing was written",
             hint="--agreement sets another. "
             "int8 improves with more, and more representative, calibration images: --calibration DATA.",

@@ -1,7 +1,8 @@
 """Pictures, words and lines at their places, drawn once and given out as SVG and as pixels.
 
-Both carry no date and no random ids, so the same items make the same bytes. Letters in pixels are Pillow's own font, so that
-no machine draws others; it has few signs beyond ASCII, and what it lacks is spelled. Those of an SVG are the reader's.
+Neither holds a date or random ids, so the same items give the same bytes. Pixels use Pillow's own font, so that every machine
+draws the same letters; it has few signs beyond ASCII, and what it lacks is spelled out. An SVG, whose background is
+transparent, uses the reader's fonts.
 """
 
 import base64
@@ -50,17 +51,17 @@ class _Picture:
     crisp: bool
 
     def svg(self) -> str:
-        small = max(self.picture.size) <= _FEW_COLOURS_PX or self.crisp or "A" in self.picture.mode
+        lossless = max(self.picture.size) <= _FEW_COLOURS_PX or self.crisp or "A" in self.picture.mode
         buffer = io.BytesIO()
-        if small:
+        if lossless:
             self.picture.save(buffer, "PNG")
         else:
             self.picture.convert("RGB").save(buffer, "JPEG", quality=_JPEG_QUALITY)
         data = base64.b64encode(buffer.getvalue()).decode()
-        x, y, width, height = map(_n, self.place)
+        x, y, width, height = map(_coordinate, self.place)
         style = ' style="image-rendering:pixelated"' if self.crisp else ""
         where = f'x="{x}" y="{y}" width="{width}" height="{height}" preserveAspectRatio="none"'
-        return f'<image {where}{style} href="data:image/{"png" if small else "jpeg"};base64,{data}"/>'
+        return f'<image {where}{style} href="data:image/{"png" if lossless else "jpeg"};base64,{data}"/>'
 
     def paint(self, page: _Page) -> None:
         left, top, width, height = self.place
@@ -82,9 +83,10 @@ class _Text:
     upwards: bool
 
     def svg(self) -> str:
-        x, y = map(_n, self.at)
+        x, y = map(_coordinate, self.at)
         turn = f' transform="rotate(-90 {x} {y})"' if self.upwards else ""
-        look = f'font-size="{_n(self.size)}" text-anchor="{self.anchor}" fill="{_colour(self.colour, "svg")}"{turn}'
+        fill = _colour(self.colour, "svg")
+        look = f'font-size="{_coordinate(self.size)}" text-anchor="{self.anchor}" fill="{fill}"{turn}'
         return f'<text x="{x}" y="{y}" {look}>{escape(printable(self.text))}</text>'
 
     def paint(self, page: _Page) -> None:
@@ -110,8 +112,10 @@ class _Path:
     fill: str
 
     def svg(self) -> str:
-        line = "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in self.points)
-        stroke = f'stroke="{_colour(self.colour, "svg")}" stroke-width="{_n(self.width)}"' if self.width else ""
+        line = "M" + "L".join(f"{_coordinate(x)} {_coordinate(y)}" for x, y in self.points)
+        stroke = (
+            f'stroke="{_colour(self.colour, "svg")}" stroke-width="{_coordinate(self.width)}"' if self.width else ""
+        )
         fill = _colour(self.fill, "svg") if self.fill else "none"
         return f'<path d="{line}" fill="{fill}" stroke-linejoin="round" {stroke}/>'
 
@@ -157,9 +161,10 @@ class Canvas:
         self.path(corners, colour=colour, width=width)
 
     def svg(self) -> bytes:
-        """As a file, on nothing, so that the page around it shows."""
-        width, height = _n(self.width + 2 * self.margin), _n(self.height + 2 * self.margin)
-        size = f'viewBox="{_n(-self.margin)} {_n(-self.margin)} {width} {height}" width="{width}" height="{height}"'
+        """As a file, with a transparent background."""
+        width, height = _coordinate(self.width + 2 * self.margin), _coordinate(self.height + 2 * self.margin)
+        start = _coordinate(-self.margin)
+        size = f'viewBox="{start} {start} {width} {height}" width="{width}" height="{height}"'
         style = "<style>text{font-family:sans-serif}</style>"
         inside = "".join(item.svg() for item in self._items)
         return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{inside}</svg>\n'.encode()
@@ -222,6 +227,6 @@ def _colour(colour: str, where: Literal["pixels", "svg"]) -> str:
     return _INKS[where] if colour == INK else colour
 
 
-def _n(value: float) -> str:
-    """A coordinate: a hundredth of a pixel is finer than any screen."""
+def _coordinate(value: float) -> str:
+    """A hundredth of a pixel is finer than any screen."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -201,10 +201,10 @@ def verdict(found: Curves, chance: Curves, rank_correlation_B: Tensor | None = N
         .double()
     )
     images = gains_2B.shape[1]
+    shown = amount(images, "image")
     areas = (
         f"deletion area {found.deletion_area_B.mean():.3f} against {chance.deletion_area_B.mean():.3f}, "
-        f"insertion area {found.insertion_area_B.mean():.3f} against {chance.insertion_area_B.mean():.3f}, "
-        f"{amount(images, 'image')}"
+        f"insertion area {found.insertion_area_B.mean():.3f} against {chance.insertion_area_B.mean():.3f}, {shown}"
     )
     beats = None if images < _FEWEST_IMAGES else bool((_lower_ends(gains_2B, seed) > 0).all())
     match beats:

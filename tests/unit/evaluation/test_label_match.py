@@ -28,7 +28,7 @@ def test_exact_name_wins_over_one_that_is_alike() -> None:
 
 
 def test_model_with_more_classes_is_reported() -> None:
-    assert "4 classes that the data has not" in match_by_name(("coffee mug", "beer mug"), LABELS, "data").note
+    assert "4 classes that the data does not have" in match_by_name(("coffee mug", "beer mug"), LABELS, "data").note
 
 
 def test_unknown_labels_are_named_with_their_number_and_what_to_do() -> None:
@@ -69,7 +69,7 @@ PLACES = tuple((list(ILSVRC).index(wnid),) for wnid in SOME)
 def test_synsets_find_their_class_in_a_model_of_imagenets_thousand(labels: tuple[str, ...]) -> None:
     match = match_by_name(SOME, labels, "imagenet-a")
     assert match.members == PLACES
-    assert "997 classes that the data has not" in match.note
+    assert "997 classes that the data does not have" in match.note
     assert match.restricted(1000)[1].tolist() == sorted(place for (place,) in PLACES)
 
 
@@ -79,7 +79,7 @@ def test_synsets_find_nothing_in_a_thousand_other_classes() -> None:
         tuple(f"class {i}" for i in range(1000)),
         tuple(map(str, range(999))),
     ):
-        with pytest.raises(UsageError, match="not know 3 of the 3"):
+        with pytest.raises(UsageError, match="does not know 3 of the 3 classes"):
             match_by_name(SOME, labels, "imagenet-a")
 
 

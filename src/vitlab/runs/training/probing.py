@@ -145,7 +145,7 @@ def cross_validate(
 def _temperature(logits_NK: Tensor, targets: Tensor) -> float:
     if targets.ndim == 2:
         return fit_sigmoid_temperature(logits_NK, targets, _TEMPERATURE_PRIOR)
-    return fit_temperature(logits_NK, targets, Match.same(logits_NK.shape[1]), _TEMPERATURE_PRIOR)
+    return fit_temperature(logits_NK, targets, Match.identity(logits_NK.shape[1]), _TEMPERATURE_PRIOR)
 
 
 def within_standard_error(rows: Sequence[dict[str, float]], images: int) -> dict[str, float]:
