@@ -27,6 +27,7 @@ _READABLE_BESIDE = 12  # columns of a matrix, or rows of a table, in half a page
 _SMALLEST_CELL_REM, _LARGEST_CELL_REM, _MATRIX_REM = 1.75, 5.5, 21  # of a matrix, in the page's letters
 _BESIDE = 2  # pictures of an example in half a page
 _FEW_COLUMNS = 4  # of a table in half a page
+_NUMBER = re.compile(r"[-+−<≈]?\d")  # how a cell with a number begins
 _MOST_IN_A_FILE = 60  # classes of a matrix as a file; beyond, it is a grey square
 _LOADER = jinja2.PackageLoader("vitlab.report", "")
 # Tiles in a row, by preference: the first that leaves the fewest places empty is taken.
@@ -163,7 +164,7 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of text; a row of one cell is the title of those below it.
+    """Rows of text; a row of one cell is the title of those below it, and the first cell of others is the row's name.
 
     `bold` has (row, column) of the cells whose number is marked.
     """
@@ -178,6 +179,18 @@ class Table:
     @property
     def wide(self) -> bool:
         return len(self.header) > _FEW_COLUMNS or len(self.rows) > _READABLE_BESIDE
+
+    @property
+    def numeric(self) -> Sequence[bool]:
+        """Which columns hold numbers or intervals, with units or without; the names of rows stay text."""
+        columns = list(zip(*(row for row in self.rows if len(row) == len(self.header)), strict=True))
+        return [number > 0 and _is_numeric(cells) for number, cells in enumerate(columns)] or [False] * len(self.header)
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    """Whether most of the filled cells begin with a number: a run that failed, or is not done, has a word in its place."""
+    filled = [cell for cell in cells if any(map(str.isalnum, cell))]  # a dash is an empty cell
+    return 2 * sum(_NUMBER.match(cell) is not None for cell in filled) > len(filled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +310,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"wrapped": _wrapped, "uri": _uri}
+    environment.filters |= {"wrapped": _wrapped, "uri": _uri, "aligned": _aligned}
     return environment.get_template("report.html.j2")
 
 
@@ -311,6 +324,11 @@ def _wrapped(text: str) -> markupsafe.Markup:
     """Text that breaks behind underscores, as class names have them, and never before the sign of a per cent."""
     kept = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)
     return markupsafe.escape(kept).replace("_", markupsafe.Markup("_<wbr>"))
+
+
+def _aligned(numeric: bool) -> markupsafe.Markup:
+    """The attribute of a cell, as the columns of its table are."""
+    return markupsafe.Markup(' class="number"' if numeric else "")
 
 
 def place(sections: Sequence[Section]) -> list[Placed]:

@@ -182,6 +182,27 @@ def test_what_needs_the_whole_width_has_it(section: Figure | Table, wide: bool) 
     assert first.wide == wide
 
 
+NUMBERS = ("59.65 % (59.02 to 60.28), 3 seeds", "4.11e+14", "-0.3", "+1.2 (0.1 to 2.3)", "2.5k", "16 px", "1,567")
+
+
+@pytest.mark.parametrize(
+    "cells", [*((cell,) for cell in NUMBERS), NUMBERS, ("1", "", "2", "—", "failed"), ("", "1", "")]
+)
+def test_column_of_numbers_is_right_aligned_wherever_it_stands(cells: tuple[str, ...]) -> None:
+    rows = [("a group",), *((cell or "1", "ViT-B/16", cell, "no better", cell) for cell in cells)]
+    table = Table("t", "", ("name", "model", "", "verdict", "last"), rows)
+    assert list(table.numeric) == [False, False, True, False, True]
+    page = render(Report("t", "", "", [], [table]))
+    assert page.count('<td class="number">') == 2 * len(cells) + 1 and page.count('<th class="number">') == 1
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [("a group",)], [("a", "", "—")], [("a", "ViT", "1 patch"), ("b", "1", "vit"), ("c", "x", "y")]]
+)
+def test_column_without_numbers_stays_text(rows: list[tuple[str, ...]]) -> None:
+    assert not any(Table("t", "", ("name", "b", "c"), rows).numeric)
+
+
 def test_no_half_of_a_row_stays_empty() -> None:
     half, wide = Figure("half", "", SVG), Gallery("wide", "", [])
     assert [one.wide for one in place([half, half, wide, half, wide, half])] == [False, False, True, True, True, True]
