@@ -145,7 +145,7 @@ def test_other_data_and_other_files_in_the_folder_are_refused(tmp_path: Path) ->
     expected = contents(tmp_path / "out")
     data = opened().parts["train"]
     changed = {"train": data.subset(torch.tensor([0, 1, 2, 3])), "test": opened().parts["test"]}
-    with pytest.raises(UsageError, match=r"train-00002\.tar.*not a part"):
+    with pytest.raises(UsageError, match=r"train-00002\.tar.*not a part of these shards"):
         write_shards(Opened(changed), tmp_path / "out", per_shard=2, workers=1, advance=lambda *_: None)
     with pytest.raises(UsageError, match="is not a part of these shards"):
         write(tmp_path / "out", per_shard=3)
@@ -286,7 +286,7 @@ def test_d20_a_missing_or_shortened_shard_is_named_when_the_set_is_opened(tmp_pa
     path = tmp_path / "out" / "train-00001.tar"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(FileProblem, match=r"train-00001\.tar is damaged.*10,239 bytes"):
+    with pytest.raises(FileProblem, match=r"train-00001\.tar is damaged.*10,239 bytes.*10,240"):
         open_shards(tmp_path / "out")
     path.unlink()
     with pytest.raises(FileProblem, match=r"lacks train-00001\.tar, which is in its index"):

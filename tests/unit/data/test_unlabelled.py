@@ -63,7 +63,7 @@ def test_the_seed_decides_which() -> None:
 
 @pytest.mark.parametrize("count", [2, 61])
 def test_a_number_that_cannot_be_kept_is_refused(count: int) -> None:
-    with pytest.raises(UsageError, match=r"cannot be taken of set: it has 60"):
+    with pytest.raises(UsageError, match=rf"{count} labelled .*set.* 60\b"):
         keep_labels(images([0, 1, 2] * 20), 0, count=count)
 
 
@@ -199,7 +199,7 @@ def test_images_none_of_which_can_be_read_are_an_error(tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.jpg").write_bytes(b"not a picture")
     loose = open_unlabelled(tmp_path, CLASSES).images
-    with pytest.raises(FileProblem, match=r"none of the 3 images .*0\.jpg"):
+    with pytest.raises(FileProblem, match=r"none of the 3 images .*\bread\b.*0\.jpg"):
         shared_pictures(loose, {"train": images([0, 1])}, console=QUIET, workers=1)
     save_photos(tmp_path / "more", 1)
     loose = open_unlabelled(tmp_path, CLASSES).images

@@ -399,7 +399,7 @@ def test_unreadable_image_keeps_its_place_and_is_named_in_every_run(tmp_path: Pa
 
 
 def test_all_bad_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(VitlabError, match=r"none of the 3 images .*0\.png"):
+    with pytest.raises(VitlabError, match=r"none of the 3 images could be read, .*0\.png"):
         extracted(Counted(), some_bad(3, 0, 1, 2), tmp_path / "f")
 
 

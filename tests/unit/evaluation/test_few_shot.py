@@ -102,7 +102,7 @@ def test_no_shots_are_refused(shots: int) -> None:
 
 
 def test_more_shots_than_images_name_the_class() -> None:
-    with pytest.raises(UsageError, match=r"5 shots need 5 .* c has 4"):
+    with pytest.raises(UsageError, match=r"5 shots need 5 training images .* c has 4"):
         draw_shots(torch.tensor([0] * 9 + [1] * 9 + [2] * 4 + [3] * 9), 5, 0, NAMES)
 
 

@@ -95,7 +95,7 @@ def test_the_whole_table_of_similarities_never_stands_in_memory(monkeypatch: pyt
 
 def test_more_neighbours_than_images_are_refused() -> None:
     x, y = clouds(10, 0)
-    with pytest.raises(UsageError, match=r"k = 20 .* 10 training images"):
+    with pytest.raises(UsageError, match=r"k = 20 neighbours .* 10 training images"):
         knn_votes([x], y, [x], y, CLASSES, ks=(20,))
 
 

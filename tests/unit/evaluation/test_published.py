@@ -221,7 +221,7 @@ def test_unknown_tables_and_broken_ones() -> None:
         find_table("tabel2")
     assert "table2" in caught.value.nearest
     head = 'name = "x"\nversion = "1"\ntitle = "x"\nsource = "x"\nunit = "count"\ncolumns = [{ title = "a" }]\n'
-    with pytest.raises(FileProblem, match="'r' has 2 cells for 1"):
+    with pytest.raises(FileProblem, match="row 'r' has 2 cells for 1 column"):
         read_table(f'{head}[[rows]]\ntitle = "r"\ncells = ["1", "2"]\n', "x.toml")
 
 

@@ -104,7 +104,7 @@ def test_attention_of_chosen_blocks_is_on_their_grids() -> None:
     torch.testing.assert_close(both[0].maps([7])[:, :, 0].flatten(2), both[0].weights_BHQK[:, :, 7])
     with pytest.raises(UsageError, match="no layer 2"):
         model.attention_on_grids(x, layers=[2])
-    with pytest.raises(UsageError, match=r"BiT has no sequence of tokens"):
+    with pytest.raises(UsageError, match=r"BiT has no sequence of tokens: .*shrink"):
         model.attention(x)
     plain = build(PLAIN, seed=0)
     assert plain.spec.attention_shape == (0, 0) and plain.attention_geometry((32, 48)) == ()

@@ -328,7 +328,7 @@ def test_heads_that_no_array_shows() -> None:
     assert timm_keys.read_spec(arrays, "a.file") == huge
     assert timm_keys.read_spec(arrays, "a.file", {"num_heads": 20}) == changed(huge, heads=20)
     odd = written(timm_case(changed(TIMM, width=200, heads=4)))
-    with pytest.raises(FileProblem, match=r"3 heads .*width of 200\nState"):
+    with pytest.raises(FileProblem, match=r"3 heads do not divide .*width of 200\nState"):
         timm_keys.read_spec(odd, "a.file")
 
 
