@@ -24,7 +24,7 @@ class Conv(nn.Conv2d):
         self, rule: Padding, cin: int, cout: int, kernel: int, stride: int = 1, *, groups: int = 1, bias: bool = False
     ) -> None:
         # At stride 1 SAME is alike on all sides, and then torch need not copy what it pads.
-        pads_itself = rule == "fixed" or stride == 1
+        pads_itself = {"same": stride == 1, "fixed": True}[rule]
         super().__init__(cin, cout, kernel, stride, kernel // 2 if pads_itself else 0, groups=groups, bias=bias)
         self.pads_itself = pads_itself
 

@@ -5,8 +5,8 @@ Letters: B batch, C channels, Y X rows and columns, T tokens, D width, H heads, 
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -159,6 +159,24 @@ def random_order(x_BND: Tensor) -> Tensor:
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
+class GridInterpolation(NamedTuple):
+    """What `F.interpolate` is told when positions are carried to another grid."""
+
+    mode: str
+    align_corners: bool = False
+    antialias: bool = False
+    cells_more: float = 0.0  # asked for beyond the new grid's rows and columns
+
+
+GRID_RESIZES: dict[GridResize, GridInterpolation] = {
+    "corner-bilinear": GridInterpolation("bilinear", align_corners=True),
+    "bilinear": GridInterpolation("bilinear"),
+    "bicubic": GridInterpolation("bicubic"),
+    "bicubic-antialias": GridInterpolation("bicubic", antialias=True),
+    "bicubic-offset": GridInterpolation("bicubic", cells_more=0.1),
+}
+
+
 def resize_grid(pos_LND: Tensor, old: Pair, new: Pair, how: GridResize) -> Tensor:
     """Resample learned positions to another patch grid, without the class slot.
 
@@ -173,15 +191,16 @@ def resize_grid(pos_LND: Tensor, old: Pair, new: Pair, how: GridResize) -> Tenso
         raise ValueError(f"{pos_LND.shape[1]} positions do not fill a {old[0]}x{old[1]} grid")
     precise_LND = pos_LND if pos_LND.dtype == torch.float64 else pos_LND.float()  # half types lose what this computes
     grid_LDyx = precise_LND.reshape(pos_LND.shape[0], *old, -1).permute(0, 3, 1, 2)
-    mode, _, extra = how.removeprefix("corner-").partition("-")
-    scale = [(cells + 0.1) / before for cells, before in zip(new, old, strict=True)] if extra == "offset" else None
+    rule = GRID_RESIZES[how]
+    more = rule.cells_more
+    scale = [(cells + more) / before for cells, before in zip(new, old, strict=True)] if more else None
     out_LDyx = F.interpolate(
         grid_LDyx,
         size=None if scale else new,
         scale_factor=scale,
-        mode=mode,
-        align_corners=how.startswith("corner-"),
-        antialias=extra == "antialias",
+        mode=rule.mode,
+        align_corners=rule.align_corners,
+        antialias=rule.antialias,
     )
     return out_LDyx.permute(0, 2, 3, 1).reshape(pos_LND.shape[0], new[0] * new[1], -1).to(pos_LND.dtype)
 
@@ -204,15 +223,22 @@ def sincos2d(grid: Pair, width: int, device: torch.device) -> Tensor:
 # --- convolutions -----------------------------------------------------------------------------------------------------
 
 
-def standardize(weight_OIYX: Tensor, rule: Standardisation, eps: float) -> Tensor:
-    """Weight standardisation per output channel, with the population variance.
-
-    The official hybrids divide by (std + eps), BiT and timm by sqrt(var + eps). The results differ, so the rule is data.
-    """
-    if rule == "var-eps":  # the formula of a layer norm without gain, which torch has as one kernel
-        return F.layer_norm(weight_OIYX, weight_OIYX.shape[1:], eps=eps)
+def _standardize_std_eps(weight_OIYX: Tensor, eps: float) -> Tensor:
     variance, mean = torch.var_mean(weight_OIYX, dim=(1, 2, 3), keepdim=True, correction=0)
     return (weight_OIYX - mean) / (variance.sqrt() + eps)
+
+
+def _standardize_var_eps(weight_OIYX: Tensor, eps: float) -> Tensor:
+    """The formula of a layer norm without gain, which torch has as one kernel."""
+    return F.layer_norm(weight_OIYX, weight_OIYX.shape[1:], eps=eps)
+
+
+# Weight standardisation per output channel, with the population variance. The official hybrids divide by (std + eps), BiT and
+# timm by sqrt(var + eps). The results differ, so the rule is data.
+STANDARDISATIONS: dict[Standardisation, Callable[[Tensor, float], Tensor]] = {
+    "std-eps": _standardize_std_eps,
+    "var-eps": _standardize_var_eps,
+}
 
 
 def pad_same(x_BCYX: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:

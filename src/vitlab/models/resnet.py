@@ -6,6 +6,7 @@ Letters: B batch, C channels, Y X rows and columns, N positions, K classes.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,9 @@ from vitlab.models import init
 from vitlab.models.batch_norm import BatchNorm
 from vitlab.models.bit_family import halved
 from vitlab.models.model import StageModel
-from vitlab.models.ops import attend, attention_weights, pad_same, standardize
+from vitlab.models.ops import STANDARDISATIONS, attend, attention_weights, pad_same
 from vitlab.models.results import AttentionLayer, GridAttention, require_images, resolve_indices
-from vitlab.models.spec import BiTSpec, Pair, TrunkSpec
+from vitlab.models.spec import BiTSpec, Padding, Pair, TrunkSpec
 from vitlab.models.tape import Tape, keep
 
 _GROUPS = 32  # BiT section 3.1; the hybrids use the same
@@ -29,22 +30,23 @@ class StdConv(nn.Conv2d):
     """A convolution with a standardised kernel, padded by the spec's rule."""
 
     def __init__(self, trunk: TrunkSpec, cin: int, cout: int, kernel: int, stride: int = 1) -> None:
-        fixed = kernel // 2 if trunk.padding == "fixed" else 0
+        fixed = {"same": 0, "fixed": kernel // 2}[trunk.padding]  # SAME depends on the image
         super().__init__(cin, cout, kernel, stride, padding=fixed, bias=False)
         self.trunk = trunk
+        self.standardize = STANDARDISATIONS[trunk.ws]
 
     def init_weights(self, generator: Generator | None) -> None:
         init.lecun(self, generator)
 
     def float_kernel(self) -> Tensor:
         """The kernel as it is applied, whatever precision it is stored in."""
-        return standardize(self.weight.float(), self.trunk.ws, self.trunk.ws_eps)
+        return self.standardize(self.weight.float(), self.trunk.ws_eps)
 
     def forward(self, input: Tensor) -> Tensor:  # nn.Conv2d's own argument name
         x_BCYX = input
         if self.trunk.padding == "same":
             x_BCYX = pad_same(x_BCYX, self.kernel_size[0], self.stride[0])
-        kernel = standardize(self.weight, self.trunk.ws, self.trunk.ws_eps)
+        kernel = self.standardize(self.weight, self.trunk.ws_eps)
         return F.conv2d(x_BCYX, kernel, None, self.stride, self.padding)  # pyright: ignore[reportArgumentType]
 
 
@@ -147,14 +149,18 @@ class RootPool(nn.Module):
 
     def __init__(self, trunk: TrunkSpec) -> None:
         super().__init__()
-        self.padding = trunk.padding
-        self.outside = 0.0 if trunk.pool_padding == "zero" else -math.inf  # zeros take part in the maximum
+        assert trunk.pool_padding is not None, "settled with the spec"
+        self.padding: Padding = trunk.padding
+        self.outside = {"zero": 0.0, "neg-inf": -math.inf}[trunk.pool_padding]  # zeros take part in the maximum
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
-        if self.padding == "same":
-            x_BCYX = pad_same(x_BCYX, self.kernel, self.stride, self.outside)
-        else:
-            x_BCYX = F.pad(x_BCYX, (1, 1, 1, 1), value=self.outside)
+        match self.padding:
+            case "same":
+                x_BCYX = pad_same(x_BCYX, self.kernel, self.stride, self.outside)
+            case "fixed":
+                x_BCYX = F.pad(x_BCYX, (1, 1, 1, 1), value=self.outside)
+            case _:
+                assert_never(self.padding)
         return F.max_pool2d(x_BCYX, self.kernel, self.stride)
 
 

@@ -151,9 +151,9 @@ class TrunkSpec:
     non_local: tuple[int, ...] = ()  # stages, from 0, with a non-local block after every second unit; of BiT alone
 
     def __post_init__(self) -> None:
-        if self.pool_padding is None:  # said by every spec, also by those stored before it was a field
-            object.__setattr__(self, "pool_padding", "zero" if self.padding == "fixed" else "neg-inf")
         require_choices(self)
+        if self.pool_padding is None:  # said by every spec, also by those stored before it was a field
+            object.__setattr__(self, "pool_padding", {"fixed": "zero", "same": "neg-inf"}[self.padding])
         require_choice("pool_padding", str(self.pool_padding), typing.get_args(PoolPadding))
         require(len(self.stages) <= _MOST_STAGES, f"a trunk has at most {_MOST_STAGES} stages, not {len(self.stages)}")
         require_positive(self, "stages", most=_MOST_BLOCKS)

@@ -99,8 +99,8 @@ class Mlp(nn.Module):
 
     def __init__(self, spec: ViTSpec, *, dropout: float) -> None:
         super().__init__()
-        self.spec = spec
         self.dropout = dropout
+        self.approximate = {"tanh": "tanh", "exact": "none"}[spec.gelu]
         self.fc1 = nn.Linear(spec.width, spec.mlp_dim)
         self.fc2 = nn.Linear(spec.mlp_dim, spec.width)
 
@@ -109,7 +109,7 @@ class Mlp(nn.Module):
         init.dense(self.fc2, generator, bias_std=_MLP_BIAS_STD)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        hidden = F.gelu(self.fc1(x_BTD), approximate="tanh" if self.spec.gelu == "tanh" else "none")
+        hidden = F.gelu(self.fc1(x_BTD), approximate=self.approximate)
         return self.fc2(F.dropout(hidden, self.dropout, self.training))
 
 
@@ -122,7 +122,7 @@ class Block(nn.Module):
         self.index = index
         # Rises linearly to the full rate at the last block (AugReg).
         self.drop_rate = spec.stochastic_depth * index / max(1, spec.num_blocks - 1)
-        self.axis = index % 2 if spec.attention == "axial" else None
+        self.axis = {"full": None, "axial": index % 2}[spec.attention]
         self.norm1 = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         self.attn = Attention(spec)
         self.norm2 = nn.LayerNorm(spec.width, eps=spec.norm_eps)
@@ -182,23 +182,34 @@ class Positions(nn.Module):
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
         self.spec = spec
-        tables = spec.num_blocks if spec.pos_at == "every" else 1
+        assert spec.pos_resize in ops.GRID_RESIZES, spec.pos_resize  # looked up at the first image of another size
+        tables = {"stem": 1, "every": spec.num_blocks, "shared": 1}[spec.pos_at]
         rows, cols = spec.grid
         slots = int(spec.uses_cls and spec.cls_in_pos)
         self.table = self.rows = self.cols = self.cls = None
-        if spec.pos == "learned":
-            self.table = nn.Parameter(torch.empty(tables, slots + rows * cols, spec.width))
-        elif spec.pos == "learned2d":
-            self.rows = nn.Parameter(torch.empty(tables, rows, spec.width // 2))
-            self.cols = nn.Parameter(torch.empty(tables, cols, spec.width // 2))
-            self.cls = nn.Parameter(torch.empty(tables, 1, spec.width)) if slots else None
+        match spec.pos:
+            case "learned":
+                self.table = nn.Parameter(torch.empty(tables, slots + rows * cols, spec.width))
+            case "learned2d":
+                self.rows = nn.Parameter(torch.empty(tables, rows, spec.width // 2))
+                self.cols = nn.Parameter(torch.empty(tables, cols, spec.width // 2))
+                self.cls = nn.Parameter(torch.empty(tables, 1, spec.width)) if slots else None
+            case (
+                "none" | "relative" | "sincos2d"
+            ):  # no table: relative ones are in each `Attention`, and sincos2d a formula
+                pass
+            case _:
+                assert_never(spec.pos)
 
     def init_weights(self, generator: Generator | None) -> None:
         for table in self.parameters():
             nn.init.normal_(table, std=_POSITION_STD, generator=generator)
 
     def forward(self, grid: Pair, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Class slot [L, 1, D] and patch positions [L, N, D], each None where absent."""
+        """Class slot [L, 1, D] and patch positions [L, N, D], each None where absent.
+
+        Of `like` only device and dtype count, for positions that are no parameters.
+        """
         if self.spec.pos == "sincos2d":
             return None, ops.sincos2d(grid, self.spec.width, like.device).to(like.dtype)
         tables = self.resized(grid, self.spec.pos_resize)
@@ -284,8 +295,20 @@ class ViT(Model):
         self.pos = Positions(spec)
         self.blocks = nn.ModuleList(Block(spec, i) for i in range(spec.num_blocks))
         self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
-        self.map = MapHead(spec) if spec.pool == "map" else None
-        self.pre_logits = nn.Linear(spec.width, spec.width) if spec.head == "mlp-tanh" else None
+        match spec.pool:
+            case "cls" | "gap":
+                self.map = None
+            case "map":
+                self.map = MapHead(spec)
+            case _:
+                assert_never(spec.pool)
+        match spec.head:
+            case "linear":
+                self.pre_logits = None
+            case "mlp-tanh":
+                self.pre_logits = nn.Linear(spec.width, spec.width)
+            case _:
+                assert_never(spec.head)
         self.head = nn.Linear(spec.width, spec.num_classes) if spec.num_classes else None
 
     def init_weights(self, generator: Generator | None) -> None:
@@ -301,7 +324,7 @@ class ViT(Model):
     def represent(self, x_BCYX: Tensor, tape: Tape | None = None) -> Tensor:
         """What the head sees, [B, D]: pooled, and through `pre_logits` where there is one."""
         patches_BND, grid = self.embed_patches(x_BCYX, tape)
-        z_BTD = self.encode_patches(patches_BND, grid, keep_BN=self._kept_patches(patches_BND), tape=tape)
+        z_BTD = self.encode_patches(patches_BND, grid, kept_index_BN=self._kept_patches(patches_BND), tape=tape)
         return self.represent_tokens(z_BTD, tape)
 
     def _kept_patches(self, patches_BND: Tensor) -> Tensor | None:
@@ -311,15 +334,15 @@ class ViT(Model):
         return ops.random_order(patches_BND)[:, : self.spec.num_kept(patches_BND.shape[1])]
 
     def encode_patches(
-        self, patches_BND: Tensor, grid: Pair, *, keep_BN: Tensor | None = None, tape: Tape | None = None
+        self, patches_BND: Tensor, grid: Pair, *, kept_index_BN: Tensor | None = None, tape: Tape | None = None
     ) -> Tensor:
         """All tokens after the last block, before the final norm, of what `embed_patches` gave.
 
-        `keep_BN` has the numbers of the patches that are seen at all, as for masked autoencoders and patch dropout; each
+        `kept_index_BN` has the numbers of the patches that are seen at all, as for masked autoencoders and patch dropout; each
         keeps its own position. Positions of later blocks, axial attention and relative positions need the whole grid, and
         refuse it.
         """
-        z_BTD, pos_LTD = self._join(patches_BND, grid, keep_BN, tape)
+        z_BTD, pos_LTD = self._join(patches_BND, grid, kept_index_BN, tape)
         for i, block in enumerate(self.blocks):
             z_BTD = block(_at_block(z_BTD, pos_LTD, i), grid, tape)
         return z_BTD
@@ -419,7 +442,7 @@ class ViT(Model):
         return (GridAttention(i, geometry[i], chosen, weights_BHNT) for i, weights_BHNT in found)
 
     def first_filters(self) -> tuple[Tensor, str]:
-        """Those of the patch embedding. A hybrid's sees features, not pixels, and is often a single one wide: its stem's."""
+        """The kernels of the patch embedding; of a hybrid, whose patches are cut out of features, its stem's first ones."""
         if self.stem is not None:
             return self.stem.root.float_kernel(), "stem's first convolution"
         return self.embed.weight, "patch embedding"
@@ -464,7 +487,7 @@ class ViT(Model):
         return keep(tape, "patches", self.embed(x_BCYX).flatten(2).mT), grid
 
     def _join(
-        self, patches_BND: Tensor, grid: Pair, keep_BN: Tensor | None = None, tape: Tape | None = None
+        self, patches_BND: Tensor, grid: Pair, kept_index_BN: Tensor | None = None, tape: Tape | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The rest of Eq. 1: class token, registers and positions, and the positions that blocks have yet to add."""
         spec = self.spec
@@ -477,9 +500,9 @@ class ViT(Model):
         if spec.pos_at == "stem":
             z_BTD = z_BTD if pos_LTD is None else z_BTD + pos_LTD
             pos_LTD = None
-        if keep_BN is not None:
+        if kept_index_BN is not None:
             spec.require_subsets()
-            kept_BND = ops.KeptTokens.apply(z_BTD[:, spec.num_prefix :], keep_BN)
+            kept_BND = ops.KeptTokens.apply(z_BTD[:, spec.num_prefix :], kept_index_BN)
             z_BTD = torch.cat([z_BTD[:, : spec.num_prefix], kept_BND], dim=1)
         z_BTD = keep(tape, "tokens", F.dropout(z_BTD, spec.dropout, self.training))
         return z_BTD, pos_LTD
@@ -520,7 +543,7 @@ def _at_block(z_BTD: Tensor, pos_LTD: Tensor | None, index: int) -> Tensor:
     """Table 8's other injections: add positions at the input of every block."""
     if pos_LTD is None:
         return z_BTD
-    return z_BTD + pos_LTD[index % len(pos_LTD)]
+    return z_BTD + pos_LTD[index % len(pos_LTD)]  # pos_at=every: a table for each block; shared: one for all
 
 
 def _query_rows(queries: Queries, spec: ViTSpec, num_tokens: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 import torch.nn.functional as F
@@ -151,14 +151,14 @@ def _require_batch_norm(recipe: Recipe, processes: int) -> None:
         raise UsageError(
             f"train.recompute and train.compiled cannot be used together with {name}", hint="Give one of them."
         )
-    own = train.batch_size // processes
-    micro_batch = min(train.micro_batch or own, own)
-    lone = (own % micro_batch or micro_batch) == 1  # the last of the micro-batches is the smallest
+    local_batch = train.batch_size // processes
+    micro_batch = min(train.micro_batch or local_batch, local_batch)
+    lone = (local_batch % micro_batch or micro_batch) == 1  # the last of the micro-batches is the smallest
     trains_norms = train.method == "steps" and recipe.optim.train != "head"
     if lone and trains_norms and recipe.model.grid == (1, 1):
         cut = (
-            f"{own} images in micro-batches of {micro_batch} leave one image alone"
-            if own > 1
+            f"{local_batch} images in micro-batches of {micro_batch} leave one image alone"
+            if local_batch > 1
             else "the batch is one image"
         )
         raise UsageError(
@@ -203,17 +203,25 @@ class Feed:
             prepare = Preparation(recipe, world.device)
             yield from resident_batches(resident, order, prepare, steps, rank=world.rank, world=world.size)
             return
-        augmentation = data.augment if data.augment_in == "workers" else None
+        augmentation = {"workers": data.augment, "device": None}[data.augment_in]
         inputs = TrainInputs(self._cached(), rule, data.crop, order, augmentation, world.rank, world.size)
         pin = world.device.type == "cuda"
         yield from train_batches(inputs, steps, bad=self.bad, workers=data.workers, pin=pin)
 
     def _cached(self) -> Dataset:
+        data = self.recipe.data
+        match data.cache:
+            case "none" | "device":  # the device's holds crops, see `batches`
+                return self.dataset
+            case "memory":
+                return in_memory(self.dataset, data.preprocess(), most_gb=data.cache_gb, console=self.console)
+            case "file":
+                return self._cached_in_file()
+            case _:
+                assert_never(data.cache)
+
+    def _cached_in_file(self) -> Dataset:
         data, world = self.recipe.data, self.world
-        if data.cache == "none":
-            return self.dataset
-        if data.cache == "memory":
-            return in_memory(self.dataset, data.preprocess(), most_gb=data.cache_gb, console=self.console)
         if not world.is_main:
             world.barrier()  # the first process writes the file, the others find it there
         made = in_file(self.dataset, data.preprocess(), self.cache, most_gb=data.cache_gb, console=self.console)

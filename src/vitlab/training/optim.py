@@ -41,7 +41,7 @@ def make_optimizer(model: Model | Pretext, rule: OptimRule) -> Optimizer:
     """Freezes what `rule.train` leaves out, and makes an optimiser for the rest. Make it anew to change what trains."""
     train_only(model, rule.train)
     groups = _groups(model, rule)
-    narrow = torch.bfloat16 if rule.momentum_dtype == "bfloat16" else None
+    narrow = {"same": None, "bfloat16": torch.bfloat16}[rule.momentum_dtype]
     match rule.name:
         case "adamw":
             # One kernel for all of it, where it pays; what it rounds differently stays as it was on the CPU.
@@ -96,6 +96,26 @@ def _groups(model: Model | Pretext, rule: OptimRule) -> list[dict[str, Any]]:
     ]
 
 
+# --- what an optimiser remembers of a parameter, before its first update ------------------------------------------------
+
+
+def _adam_state(group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    return {
+        # On the CPU, so that reading it does not wait for a GPU, unless it is a GPU's kernel that reads it.
+        "step": torch.tensor(0.0, device=parameter.device if group.get("fused") else None),
+        "exp_avg": _moment(group, parameter),
+        "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+    }
+
+
+def _sgd_state(group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    return {"momentum_buffer": _moment(group, parameter)} if group["momentum"] else {}
+
+
+def _moment(group: Mapping[str, Any], parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter, dtype=group.get("momentum_dtype"), requires_grad=False)
+
+
 # --- the authors' update rules ----------------------------------------------------------------------------------------
 
 
@@ -120,12 +140,16 @@ class _PaperOptimizer(Optimizer):
         grads = [to_local(parameter.grad) for parameter in ready if parameter.grad is not None]
         for parameter in ready:
             if not self.state[parameter]:
-                self.state[parameter] = _blank_state(self, group, parameter)
+                self.state[parameter] = self.blank_state(group, parameter)
         states = [{what: to_local(value) for what, value in self.state[parameter].items()} for parameter in ready]
         updates, weights = self._updates(group, grads, states), [to_local(parameter) for parameter in ready]
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["lr"] / group["lr_scale"] * group["weight_decay"])
         torch._foreach_add_(weights, updates, alpha=-group["lr"])
+
+    def blank_state(self, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        """What it remembers of a parameter, as it is before the first update."""
+        raise NotImplementedError
 
     def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
         raise NotImplementedError
@@ -134,13 +158,16 @@ class _PaperOptimizer(Optimizer):
 class AdamPaper(_PaperOptimizer):
     """optax's `scale_by_adam`. The first moment may be held in bfloat16, see `_decayed`."""
 
+    def blank_state(self, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        return _adam_state(group, parameter)
+
     def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
         beta1, beta2 = group["betas"]
-        held, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        momenta, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
         for state in states:
             state["step"] += 1
         counts = [state["step"].item() for state in states]
-        means = _decayed(held, beta1, grads)
+        means = _decayed(momenta, beta1, grads)
         torch._foreach_add_(means, grads, alpha=1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
@@ -150,32 +177,35 @@ class AdamPaper(_PaperOptimizer):
         updates = torch._foreach_div(means, scales)
         torch._foreach_div_(updates, [1 - beta1**count for count in counts])
         if group["momentum_dtype"] is not None:
-            torch._foreach_copy_(held, means)
+            torch._foreach_copy_(momenta, means)
         return list(updates)
 
 
 class SgdPaper(_PaperOptimizer):
     """v ← momentum·v + g, u = v: optax's `trace` and flax's Momentum. The rate stays outside v, so it acts at once."""
 
+    def blank_state(self, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        return _sgd_state(group, parameter)
+
     def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
         if not group["momentum"]:
             return grads
-        held = [state["momentum_buffer"] for state in states]
-        speeds = _decayed(held, group["momentum"], grads)
+        momenta = [state["momentum_buffer"] for state in states]
+        speeds = _decayed(momenta, group["momentum"], grads)
         torch._foreach_add_(speeds, grads)
         if group["momentum_dtype"] is not None:
-            torch._foreach_copy_(held, speeds)
+            torch._foreach_copy_(momenta, speeds)
         return list(torch._foreach_add(grads, speeds, alpha=group["momentum"])) if group["nesterov"] else speeds
 
 
-def _decayed(held: list[Tensor], decay: float, grads: list[Tensor]) -> list[Tensor]:
-    """decay·held, then in the numbers of the gradients; the same memory unless held narrower.
+def _decayed(momenta: list[Tensor], decay: float, grads: list[Tensor]) -> list[Tensor]:
+    """decay·momentum, then in the numbers of the gradients; the same memory unless held narrower.
 
     In JAX a Python number takes on the type of the array that it multiplies: 0.9 times a bfloat16 momentum is 0.8984375 times
     it, rounded to bfloat16. torch would round the product alone.
     """
-    torch._foreach_mul_(held, torch.tensor(decay, dtype=held[0].dtype).item())
-    return [value.to(grad.dtype) for value, grad in zip(held, grads, strict=True)]
+    torch._foreach_mul_(momenta, torch.tensor(decay, dtype=momenta[0].dtype).item())
+    return [value.to(grad.dtype) for value, grad in zip(momenta, grads, strict=True)]
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------
@@ -191,12 +221,15 @@ class Muon(AdamPaper):
     and decay carry over. A group's `stacked` is how many matrices lie in the rows of one parameter: q, k and v are three.
     """
 
+    def blank_state(self, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        return {"momentum_buffer": _moment(group, parameter)} if group["stacked"] else _adam_state(group, parameter)
+
     def _updates(self, group: dict[str, Any], grads: list[Tensor], states: list[dict[str, Tensor]]) -> list[Tensor]:
         if not group["stacked"]:
             return super()._updates(group, grads, states)
-        held = [state["momentum_buffer"] for state in states]
-        torch._foreach_lerp_(held, grads, 1 - group["momentum"])
-        moved = torch._foreach_lerp(grads, held, group["momentum"]) if group["nesterov"] else held
+        momenta = [state["momentum_buffer"] for state in states]
+        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+        moved = torch._foreach_lerp(grads, momenta, group["momentum"]) if group["nesterov"] else momenta
         updates = [torch.empty(0)] * len(moved)
         shapes = [value.shape for value in moved]
         for shape in dict.fromkeys(shapes):  # matrices of one shape at once
@@ -264,17 +297,15 @@ def load_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
 
 def _blank_state(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
     """What an optimiser knows of a parameter before its first update, ours and torch's alike."""
-    moment = torch.zeros_like(parameter, dtype=group.get("momentum_dtype"), requires_grad=False)
-    if group["stacked"]:
-        return {"momentum_buffer": moment}
-    if isinstance(optimizer, AdamPaper | torch.optim.AdamW):
-        return {
-            # On the CPU, so that reading it does not wait for a GPU, unless it is a GPU's kernel that reads it.
-            "step": torch.tensor(0.0, device=parameter.device if group.get("fused") else None),
-            "exp_avg": moment,
-            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-        }
-    return {"momentum_buffer": moment} if group["momentum"] else {}
+    match optimizer:
+        case _PaperOptimizer():
+            return optimizer.blank_state(group, parameter)
+        case torch.optim.AdamW():
+            return _adam_state(group, parameter)
+        case torch.optim.SGD():
+            return _sgd_state(group, parameter)
+        case _:
+            raise NotImplementedError(f"what {type(optimizer).__name__} remembers of a parameter")
 
 
 def _kind(value: Tensor) -> str:

@@ -17,16 +17,17 @@ import torch
 from vitlab.core.errors import UsageError
 from vitlab.training.rules import Precision
 
-NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NARROW: dict[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """A context for the forward pass. Norms, softmax and losses stay in float32, as torch's list of operations has it."""
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UsageError(f"the GPU {device} has no bfloat16", hint="Use precision fp16 or fp32.")
-    return torch.autocast(device.type, dtype=NARROW.get(precision), enabled=precision in NARROW)
+    narrow = NARROW[precision]
+    return torch.autocast(device.type, dtype=narrow, enabled=narrow is not None)
 
 
 def grad_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
     """Scales the loss up and the gradients down again; does nothing unless the precision is fp16."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    return torch.amp.GradScaler(device.type, enabled=NARROW[precision] == torch.float16)

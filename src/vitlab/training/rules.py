@@ -10,7 +10,7 @@ from vitlab.core.errors import UsageError, require, require_choice
 
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimName = Literal["adamw", "adam-paper", "sgd", "sgd-paper", "muon"]
-_PAPER = ("adam-paper", "sgd-paper")
+_HALVE_MOMENTUM = ("adam-paper", "sgd-paper")  # which can keep it in bfloat16
 _MOST = 1e37  # float32 ends at 3.4e38: a rate beyond this overflows by itself; what a smaller one does is noticed in training
 TRAINED = re.compile(r"full|head|lora|last:([1-9]\d*)")
 ObjectiveKind = Literal["softmax", "sigmoid", "masked-patches", "mae", "feature-distillation"]
@@ -228,8 +228,8 @@ class OptimRule:
         require(0 <= self.momentum < 1, f"optim.momentum must be at least 0 and below 1, not {self.momentum}")
         require(not self.nesterov or self.momentum > 0, "optim.nesterov needs a momentum")
         require(
-            self.momentum_dtype == "same" or self.name in _PAPER,
-            f"{self.name} keeps its momentum in the weights' own numbers; {' and '.join(_PAPER)} can halve it",
+            self.momentum_dtype == "same" or self.name in _HALVE_MOMENTUM,
+            f"{self.name} keeps its momentum in the weights' own numbers; {' and '.join(_HALVE_MOMENTUM)} can halve it",
         )
         require(0 < self.layer_decay <= 1, f"optim.layer_decay must be positive and at most 1, not {self.layer_decay}")
         require(self.max_grad_norm > 0, f"optim.max_grad_norm must be positive, not {self.max_grad_norm}")

@@ -35,8 +35,8 @@ def shard(model: Model | Pretext, world: World, precision: Precision) -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     mesh = init_device_mesh(world.device.type, (world.size,))
     plain = narrow = MixedPrecisionPolicy(cast_forward_inputs=False)
-    if precision in NARROW:
-        narrow = dataclasses.replace(plain, param_dtype=NARROW[precision], reduce_dtype=torch.float32)
+    if (dtype := NARROW[precision]) is not None:
+        narrow = dataclasses.replace(plain, param_dtype=dtype, reduce_dtype=torch.float32)
     for module in list(model.modules()):
         if isinstance(module, model.sharding_units):
             policy = narrow if isinstance(module, model.half_precision_units) else plain

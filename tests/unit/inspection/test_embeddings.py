@@ -11,7 +11,7 @@ import vitlab
 from vitlab.core.errors import UsageError
 from vitlab.inspection.embeddings import patch_filters, position_similarity
 from vitlab.models.build import build, create_model
-from vitlab.models.ops import standardize
+from vitlab.models.ops import STANDARDISATIONS
 from vitlab.models.resnet import BiT
 from vitlab.models.spec import BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.models.vit import Block, ViT
@@ -74,7 +74,7 @@ def test_a_hybrid_shows_the_first_convolution_of_its_stem_as_it_is_applied() -> 
     found = patch_filters(model)
     assert found.source == "stem's first convolution" and found.components_KCPP.shape == (28, 3, 7, 7)
     trunk = model.stem.trunk
-    vectors, _ = numpy_components(standardize(model.stem.root.weight, trunk.ws, trunk.ws_eps).flatten(1))
+    vectors, _ = numpy_components(STANDARDISATIONS[trunk.ws](model.stem.root.weight, trunk.ws_eps).flatten(1))
     cosine_K = (found.components_KCPP.flatten(1).double().numpy() * vectors[:28]).sum(axis=1)
     np.testing.assert_allclose(np.abs(cosine_K), 1, atol=1e-6)
 

@@ -292,10 +292,10 @@ def test_encoder_sees_a_quarter_and_not_a_pixel_of_the_rest() -> None:
     assert num_seen(16, 0.75) == 4 and num_seen(196, 0.75) == 49 and num_seen(4, 0.99) == 1
     torch.manual_seed(0)
     order_BN = random_order(torch.zeros(3, 16, 1))
-    keep_BN, hidden_BN = order_BN[:, :4], order_BN[:, 4:]
+    kept_index_BN, hidden_BN = order_BN[:, :4], order_BN[:, 4:]
 
     def encoded(x_BCYX: Tensor) -> Tensor:
-        return model.encode_patches(*model.embed_patches(x_BCYX), keep_BN=keep_BN)
+        return model.encode_patches(*model.embed_patches(x_BCYX), kept_index_BN=kept_index_BN)
 
     assert encoded(x_BCYX).shape == (3, 1 + 4, 32)
     changed_BCYX = x_BCYX.clone()
@@ -314,7 +314,7 @@ def test_seen_patches_keep_their_positions() -> None:
         patches_BND, grid = model.embed_patches(x_BCYX)
         order_BN = random_order(patches_BND)
         whole = model.encode_patches(patches_BND, grid)
-        shuffled = model.encode_patches(patches_BND, grid, keep_BN=order_BN)
+        shuffled = model.encode_patches(patches_BND, grid, kept_index_BN=order_BN)
         prefix = model.spec.num_prefix
         torch.testing.assert_close(shuffled[:, :prefix], whole[:, :prefix], rtol=1e-4, atol=1e-5)
         for b in range(3):
@@ -326,7 +326,7 @@ def test_model_that_needs_the_whole_grid_refuses_some_patches(fields: dict[str, 
     model, (_, x_BCYX) = vit(**fields), pictures()
     patches_BND, grid = model.embed_patches(x_BCYX)
     with pytest.raises(UsageError, match="plain ViT"):
-        model.encode_patches(patches_BND, grid, keep_BN=random_order(patches_BND)[:, :4])
+        model.encode_patches(patches_BND, grid, kept_index_BN=random_order(patches_BND)[:, :4])
 
 
 def test_every_patch_is_put_back_in_its_place() -> None:
@@ -356,7 +356,7 @@ def test_decoder_gets_the_tokens_of_the_patches_that_come_first_in_its_order(mon
     task(x_BCYX)
     (z_BTD, order_BN), encoder = seen[0], task.encoder
     assert isinstance(task, MaskedAutoencoder)
-    kept = encoder.encode_patches(*encoder.embed_patches(x_BCYX), keep_BN=order_BN[:, :4])
+    kept = encoder.encode_patches(*encoder.embed_patches(x_BCYX), kept_index_BN=order_BN[:, :4])
     assert torch.equal(z_BTD, task.embed(encoder.norm(kept)))
 
 
@@ -487,10 +487,10 @@ def test_teacher_sees_the_pixels_in_its_own_range_on_the_grid_of_the_student() -
     theirs = Preprocess(image_size=(32, 32), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), filter="bicubic")
     teacher = vit("ViT-w48d1m64h4/2", size=32)
     task = distilled(vit(), teacher, theirs)
-    assert task.held[0].model.spec.grid == (4, 4) and task.held[0].model.spec.image_size == (8, 8)
+    assert task.teacher.model.spec.grid == (4, 4) and task.teacher.model.spec.image_size == (8, 8)
     mean, std = (torch.tensor(value)[:, None, None] for value in (theirs.mean, theirs.std))
     small = torch.nn.functional.interpolate((bytes_BCYX / 255 - mean) / std, (8, 8), mode="bicubic", antialias=True)
-    image_BD, patches_BND = task.held[0].tokens(x_BCYX * task.scale_C11 + task.shift_C11, (4, 4))
+    image_BD, patches_BND = task.teacher.tokens(x_BCYX * task.scale_C11 + task.shift_C11, (4, 4))
     torch.testing.assert_close(image_BD, teacher.represent(small), rtol=1e-3, atol=1e-4)
     expected = teacher.features(small, tokens="patches").layers[0]
     torch.testing.assert_close(patches_BND, expected, rtol=1e-3, atol=1e-4)
@@ -499,15 +499,15 @@ def test_teacher_sees_the_pixels_in_its_own_range_on_the_grid_of_the_student() -
 def test_teacher_that_cannot_have_the_grid_has_its_own_interpolated() -> None:
     teacher = vit("ViT-w48d1m64h4/4", size=32, pos="relative")  # 8x8 patches, and no others
     task = distilled(vit(), teacher)
-    assert task.held[0].model.spec.grid == (8, 8)
-    _, patches_BND = task.held[0].tokens(pictures()[1], (4, 4))
+    assert task.teacher.model.spec.grid == (8, 8)
+    _, patches_BND = task.teacher.tokens(pictures()[1], (4, 4))
     assert patches_BND.shape == (3, 16, 48)
     assert task(pictures()[1]).isfinite().all()
 
 
 def test_teacher_has_no_gradient_and_is_in_no_state_and_no_optimiser() -> None:
     task = distilled(vit(), vit("ViT-w48d1m64h4/4", dropout=0.5))
-    teacher = task.held[0].model
+    teacher = task.teacher.model
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     task.train()
     assert not teacher.training, "its dropout is off"

@@ -74,7 +74,7 @@ class FeatureDistillation(Pretext):
         """`preprocess` is the student's."""
         super().__init__(encoder)
         self.rule = rule
-        self.held = (teacher,)  # a tuple hides it from torch: it is in no state, no optimiser and no gradient
+        self.teacher = teacher  # no module to torch: it is in no state, no optimiser and no gradient
         width, out, hidden = encoder.spec.width, teacher.model.spec.width, rule.projection == "mlp"
         self.image = Projection(width, out, hidden=hidden)
         self.patches = Projection(width, out, hidden=hidden) if rule.patch_weight else None
@@ -86,7 +86,7 @@ class FeatureDistillation(Pretext):
     def forward(self, x_BCYX: Tensor) -> Tensor:
         patches_BND, grid = self.encoder.embed_patches(x_BCYX)
         z_BTD = self.encoder.encode_patches(patches_BND, grid)
-        wanted_BD, wanted_BND = self.held[0].tokens(x_BCYX * self.scale_C11 + self.shift_C11, grid)
+        wanted_BD, wanted_BND = self.teacher.tokens(x_BCYX * self.scale_C11 + self.shift_C11, grid)
         losses_B = _distance(self.image(self.encoder.represent_tokens(z_BTD)), wanted_BD)
         if self.patches is None:
             return losses_B

@@ -12,7 +12,7 @@ from vitlab.models import ops
 from vitlab.models.ops import gather_tokens, random_order
 from vitlab.models.spec import Pair
 from vitlab.models.vit import Block, ViT
-from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, pasted, patch_pixels
+from vitlab.training.pretext.task import TOKEN_STD, Pretext, TaskLinear, hide_and_paint, patch_pixels
 from vitlab.training.pretext_rules import decoder_spec, num_seen
 from vitlab.training.rules import MaeRule
 
@@ -26,11 +26,11 @@ class MaskedAutoencoder(Pretext):
         super().__init__(encoder)
         spec = decoder_spec(encoder.spec, rule)
         self.rule, self.decoder_spec = rule, spec
-        self.embed = Dense(encoder.spec.width, spec.width)
+        self.embed = TaskLinear(encoder.spec.width, spec.width)
         self.mask = nn.Parameter(torch.empty(spec.width))
         self.blocks = nn.ModuleList(Block(spec, i) for i in range(spec.depth))
         self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
-        self.head = Dense(spec.width, spec.patch**2 * spec.in_channels)
+        self.head = TaskLinear(spec.width, spec.patch**2 * spec.in_channels)
 
     @torch.no_grad()
     def init_tokens(self, generator: Generator) -> None:
@@ -49,14 +49,14 @@ class MaskedAutoencoder(Pretext):
             pixels_BNO = patch_pixels(x_BCYX, patch)
             spread_BN1 = (pixels_BNO.var(dim=2, keepdim=True) + _TARGET_EPS).sqrt()
             predicted_BNO = predicted_BNO.float() * spread_BN1 + pixels_BNO.mean(dim=2, keepdim=True)
-        return pasted(x_BCYX, gather_tokens(predicted_BNO, hidden_BM), hidden_BM, patch, grid)
+        return hide_and_paint(x_BCYX, gather_tokens(predicted_BNO, hidden_BM), hidden_BM, patch, grid)
 
     def _predict(self, x_BCYX: Tensor) -> tuple[Tensor, Tensor, Pair]:
         """Predictions for all patches [B, N, O], the numbers of the hidden ones [B, M], and the grid."""
         patches_BND, grid = self.encoder.embed_patches(x_BCYX)
         order_BN = random_order(patches_BND)
         seen = num_seen(patches_BND.shape[1], self.rule.mask)
-        z_BTD = self.encoder.encode_patches(patches_BND, grid, keep_BN=order_BN[:, :seen])
+        z_BTD = self.encoder.encode_patches(patches_BND, grid, kept_index_BN=order_BN[:, :seen])
         predicted_BNO = self.head(self.decode(self.embed(self.encoder.norm(z_BTD)), order_BN, grid))
         return predicted_BNO, order_BN[:, seen:], grid
 

@@ -15,7 +15,7 @@ from vitlab.data.rules import Preprocess
 from vitlab.models.ops import gather_tokens, random_order
 from vitlab.models.spec import Pair
 from vitlab.models.vit import ViT
-from vitlab.training.pretext.task import TOKEN_STD, Dense, Pretext, pasted, patch_pixels
+from vitlab.training.pretext.task import TOKEN_STD, Pretext, TaskLinear, hide_and_paint, patch_pixels
 from vitlab.training.pretext_rules import CELLS, LEVELS, num_corrupted, num_outputs
 from vitlab.training.rules import MaskedRule
 
@@ -59,7 +59,7 @@ class MaskedPatches(Pretext):
         super().__init__(encoder)
         self.rule, self.outputs = rule, num_outputs(rule, encoder.spec)
         self.mask = nn.Parameter(torch.empty(encoder.spec.width))
-        self.head = Dense(encoder.spec.width, self.outputs)
+        self.head = TaskLinear(encoder.spec.width, self.outputs)
         for name in ("mean", "std"):
             self.register_buffer(
                 f"{name}_C11", torch.tensor(getattr(preprocess, name))[:, None, None], persistent=False
@@ -79,7 +79,7 @@ class MaskedPatches(Pretext):
         patch = self.encoder.spec.patch
         if self.rule.target != "pixels":
             predicted_BMO = self._colours(predicted_BMO, x_BCYX.shape[1], patch)
-        return pasted(x_BCYX, predicted_BMO, index_BM, patch, grid)
+        return hide_and_paint(x_BCYX, predicted_BMO, index_BM, patch, grid)
 
     def _predict(self, x_BCYX: Tensor) -> tuple[Tensor, Tensor, Pair]:
         """Predictions for the corrupted patches [B, M, O], their numbers [B, M], and the grid."""

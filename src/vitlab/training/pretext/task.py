@@ -1,7 +1,8 @@
 """What all pretext tasks share: an encoder, parameters of the task's own, and one loss per image.
 
 A task is a module from images to losses [B], so that the loop, several processes, precision and accumulation treat it like a
-model. Its noise comes from torch's generator, which every step seeds. Letters: B batch, C channels, Y X rows and columns.
+model. Its noise comes from torch's generator, which every step seeds.
+Letters: B batch, C channels, Y X rows and columns, N patches, M hidden ones, O numbers of a patch (P·P·C), P patch side.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from vitlab.models.vit import ViT
 
 ENCODER = "encoder."  # before the names of the encoder's tensors; all others are the task's, and go when it is done
 TOKEN_STD = 0.02  # of a mask vector at its start, as of positions
-_HEADS = 11  # keeps the numbers that the task starts with apart from other uses of the same seed
+_INIT_STREAM = 11  # keeps the numbers that the task starts with apart from other uses of the same seed
 
 
 class Pretext(nn.Module):
@@ -34,7 +35,7 @@ class Pretext(nn.Module):
 
     def start(self, seed: int) -> None:
         """Fill the task's own parameters; the encoder has its weights already."""
-        generator = torch.Generator().manual_seed(mix(seed, _HEADS))
+        generator = torch.Generator().manual_seed(mix(seed, _INIT_STREAM))
         for name, module in self.named_children():
             if module is not self.encoder:
                 assert not name.startswith(ENCODER)
@@ -57,8 +58,8 @@ class Pretext(nn.Module):
         return None
 
 
-class Dense(nn.Linear):
-    """A linear layer that starts as those of the encoder do."""
+class TaskLinear(nn.Linear):
+    """A linear layer of the task, which starts as those of the encoder do."""
 
     def init_weights(self, generator: Generator | None) -> None:
         init.dense(self, generator)
@@ -69,8 +70,8 @@ class Projection(nn.Module):
 
     def __init__(self, width: int, out: int, *, hidden: bool) -> None:
         super().__init__()
-        self.first = Dense(width, out) if hidden else None
-        self.last = Dense(out if hidden else width, out)
+        self.first = TaskLinear(width, out) if hidden else None
+        self.last = TaskLinear(out if hidden else width, out)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(x if self.first is None else F.gelu(self.first(x)))
@@ -90,8 +91,10 @@ def from_patches(pixels_BNO: Tensor, patch: int, grid: Pair) -> Tensor:
     return cut.permute(0, 5, 1, 3, 2, 4).reshape(len(pixels_BNO), -1, rows * patch, cols * patch)
 
 
-def pasted(x_BCYX: Tensor, predicted_BMO: Tensor, index_BM: Tensor, patch: int, grid: Pair) -> tuple[Tensor, Tensor]:
-    """Images without the patches of `index_BM`, and with the predicted pixels there."""
+def hide_and_paint(
+    x_BCYX: Tensor, predicted_BMO: Tensor, index_BM: Tensor, patch: int, grid: Pair
+) -> tuple[Tensor, Tensor]:
+    """Images with zeros for the patches of `index_BM`, and images with the predicted pixels there."""
     pixels_BNO = patch_pixels(x_BCYX, patch)
     index_BMO = index_BM[:, :, None].expand(-1, -1, pixels_BNO.shape[2])
     hidden = pixels_BNO.scatter(1, index_BMO, torch.zeros_like(index_BMO, dtype=pixels_BNO.dtype))
