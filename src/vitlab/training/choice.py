@@ -82,9 +82,9 @@ def gather_facts(train: Dataset, median_side: int, device: torch.device, memory:
     return Facts(len(train), len(train.classes), median_side, skew, several, device, memory, processes)
 
 
-def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None, asked: Requested | None = None) -> Choice:
-    """A recipe's table without its data source, and why this one. `asked` is how much to train, where the caller says so."""
-    table, because, advice = _from_scratch(facts) if start is None else _from_start(facts, *start, asked)
+def choose(facts: Facts, start: tuple[ModelSpec, Preprocess] | None, requested: Requested | None = None) -> Choice:
+    """A recipe's table without its data source, and why this one. `requested` is how much to train, if the caller says so."""
+    table, because, advice = _from_scratch(facts) if start is None else _from_start(facts, *start, requested)
     objective = table.setdefault("objective", {})
     if facts.several_labels:
         objective["kind"] = "sigmoid"
@@ -170,16 +170,16 @@ def _is_tuned(spec: ModelSpec) -> bool:
     return bool(family_of(spec).lora_targets)
 
 
-def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Requested | None) -> Choice:
+def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, requested: Requested | None) -> Choice:
     data = {key: value for key, value in config.to_dict(rule).items() if key not in ("decoder", "bits")}
     table: dict[str, Any] = {"data": data, "model": _model_of(spec), "schedule": {"warmup": "10 %"}}
     mode, because = pick_tuning_mode(facts, spec, min(rule.image_size))
-    if asked == "steps":
+    if requested == "steps":
         mode = "head" if mode == "probe" else mode
-    elif asked == "head alone":
+    elif requested == "head alone":
         mode, because = _pick_head(facts, spec, "as asked")
-    elif asked is not None:
-        mode, because = asked, "as asked"
+    elif requested is not None:
+        mode, because = requested, "as asked"
     fast = _fast(facts.device)
     if mode == "probe":
         # Features of convolutions and batch norms in half precision differ too much from those of the finished model, which
@@ -205,7 +205,7 @@ def _from_start(facts: Facts, spec: ModelSpec, rule: Preprocess, asked: Requeste
         "last": {"lr": 3e-4, "weight_decay": 0.05, "train": f"last:{_BLOCKS}"},
         "full": {"lr": 3e-4, "weight_decay": 0.05, "layer_decay": 0.75},
     }
-    if mode == "last" and asked != "last" and spec.num_blocks <= _BLOCKS:
+    if mode == "last" and requested != "last" and spec.num_blocks <= _BLOCKS:
         mode = "full"  # there are no others
     table["optim"] = rates[mode]
     return Choice(table, because)

@@ -126,11 +126,11 @@ def for_bands(table: dict[str, Any], opened: Opened) -> tuple[dict[str, Any], st
     return {**table, "data": {**data, **settings}}, note
 
 
-def split_settings(data: str, asked: Any) -> DataConfig:
-    """What decides, before there is a recipe, which images are kept for the test; `asked` are the keys of `data`."""
-    if not isinstance(asked, Mapping):
+def split_settings(data: str, requested: Any) -> DataConfig:
+    """What decides, before there is a recipe, which images are kept for the test; `requested` are the keys of `data`."""
+    if not isinstance(requested, Mapping):
         raise UsageError("data is a table of keys; write --set data.KEY=VALUE")
-    kept = {key: asked[key] for key in ("test_frac", "split_seed", "min_images") if key in asked}
+    kept = {key: requested[key] for key in ("test_frac", "split_seed", "min_images") if key in requested}
     return config.from_dict(DataConfig, {"source": data, "image_size": [1, 1], **kept}, "data.")
 
 

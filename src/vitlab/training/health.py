@@ -130,8 +130,8 @@ def unapplied_rate(state: TrainState, before: Mapping[str, Tensor], lr: float) -
     for group in groups:
         if not math.isclose(group["lr"], lr * group["lr_scale"], rel_tol=1e-6, abs_tol=0.0):
             return f"the learning rate is not applied: the optimiser has {group['lr']:.2e}, the schedule says {lr:.2e}"
-    held = {id(parameter) for group in groups for parameter in group["params"]}
-    lacking = [name for name, p in state.model.named_parameters() if p.requires_grad and id(p) not in held]
+    in_optimizer = {id(parameter) for group in groups for parameter in group["params"]}
+    lacking = [name for name, p in state.model.named_parameters() if p.requires_grad and id(p) not in in_optimizer]
     if lacking:
         return f"{len(lacking)} tensors are to be trained but the optimiser does not have them, {lacking[0]} for one"
     now = sample_weights(state.model)

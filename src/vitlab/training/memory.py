@@ -33,7 +33,7 @@ class MemoryEstimate:
     traffic: int = 0  # weights and gradients on their way between processes
 
     @property
-    def held(self) -> int:
+    def persistent(self) -> int:
         """What is there from one update to the next."""
         return self.weights + self.optimizer + self.ema + self.traffic
 
@@ -41,7 +41,7 @@ class MemoryEstimate:
         """Gradients appear while activations go, unless earlier micro-batches have left theirs."""
         first = self.fixed + micro_batch * self.per_image + (self.gradients if accumulates else 0)
         last = self.fixed + micro_batch * self.last_per_image + self.gradients
-        return self.held + max(first, last, self.gradients + self.update)
+        return self.persistent + max(first, last, self.gradients + self.update)
 
     def at_once(self, images: int, memory: int) -> int:
         """All of these images where they fit, else the largest power of two that does."""
@@ -49,7 +49,7 @@ class MemoryEstimate:
 
     def largest_micro_batch(self, memory: int) -> int:
         """The largest power of two that fits, with gradients kept; 0 if none does."""
-        room = memory - (self.held + self.gradients + self.fixed)
+        room = memory - (self.persistent + self.gradients + self.fixed)
         if room < self.per_image or self.peak(0, accumulates=True) > memory:
             return 0
         return 2 ** int(math.log2(room // self.per_image))
@@ -61,29 +61,31 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     spec, mae = recipe.model, recipe.objective.mae
     state, update = optimizer_bytes(recipe.optim)
     decoder = decoder_spec(spec, mae) if mae is not None and isinstance(spec, ViTSpec) else None
-    params = own = copied = count_params(spec) + (0 if decoder is None else count_params(decoder))
+    params = local_params = copied = count_params(spec) + (0 if decoder is None else count_params(decoder))
     traffic = _WIDE * params if processes > 1 else 0  # DDP puts the gradients together in buffers of its own
     if recipe.train.sharded and processes > 1:
         sharded = sharded_params(recipe, processes)
-        own, copied = sharded.own, sharded.loose  # the others arrive as what autocast would make of them
+        local_params, copied = (
+            sharded.local_params,
+            sharded.loose,
+        )  # the others arrive as what autocast would make of them
         traffic = sharded.gathered_bytes
     rows, cols = spec.image_size
     pixels = spec.in_channels * rows * cols * (1 + (_WIDE if half else 0))  # as read, and before they are halved
     activations = activation_bytes(spec, half=half, recompute=recompute)
     block = activations.block + activations.working
-    kept = (
-        activations.kept
-    )  # of all patches, also where an autoencoder or patch dropout leaves some out: an upper bound
+    # Of all patches, also where an autoencoder or patch dropout leaves some out: an upper bound.
+    kept = activations.kept
     if decoder is not None:
         kept += activation_bytes(decoder, half=half, recompute=recompute).kept
     return MemoryEstimate(
-        weights=_WIDE * own,
-        gradients=_WIDE * own,
-        optimizer=state * own,
-        ema=_WIDE * own if recipe.train.ema else 0,
+        weights=_WIDE * local_params,
+        gradients=_WIDE * local_params,
+        optimizer=state * local_params,
+        ema=_WIDE * local_params if recipe.train.ema else 0,
         per_image=kept + (block if recompute else activations.working) + pixels,
         fixed=activations.weight_copies + (2 * copied if half else 0),  # autocast's copies
-        update=update * own,
+        update=update * local_params,
         last_per_image=block + pixels,
         traffic=traffic,
     )
@@ -95,15 +97,15 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
 class ShardedParams(NamedTuple):
     """What FSDP2 makes of the parameters, as `training/sharding.py` has it divide and gather them."""
 
-    own: int  # parameters of the first process: rows are not cut, so it has the most, and all of a table with one row
+    local_params: int  # of the first process: rows are not cut, so it has the most, and all of a table with one row
     loose: int  # parameters in no module that is gathered by itself, and so gathered for a whole pass
-    gathered_bytes: int  # besides the own rows: the loose ones throughout a pass, of the others those at hand
+    gathered_bytes: int  # besides the local ones: the loose ones throughout a pass, of the others those at hand
 
 
 def sharded_params(recipe: Recipe, processes: int) -> ShardedParams:
     model = allocate(recipe.model)
     narrow = _WIDE if recipe.train.precision == "fp32" else 2
-    own = sum(-(-len(tensor) // processes) * tensor[0].numel() for tensor in model.parameters())
+    local_params = sum(-(-len(tensor) // processes) * tensor[0].numel() for tensor in model.parameters())
     loose, at_hand = count_params(recipe.model), 0
     for module in model.modules():
         if isinstance(module, model.sharding_units):
@@ -113,7 +115,7 @@ def sharded_params(recipe: Recipe, processes: int) -> ShardedParams:
             # Weights three times: in use, as they arrived, and arriving for the next module. Their gradients, and these
             # twice in float32: being summed, and made ready for that.
             at_hand = max(at_hand, count * (4 * width + 2 * _WIDE))
-    return ShardedParams(own, loose, at_hand + loose * 4 * _WIDE)
+    return ShardedParams(local_params, loose, at_hand + loose * 4 * _WIDE)
 
 
 def require_room(recipe: Recipe, device: torch.device, processes: int) -> None:

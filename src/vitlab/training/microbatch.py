@@ -36,13 +36,14 @@ def estimate_microbatch(recipe: Recipe, device: torch.device, processes: int) ->
     train = recipe.train
     if device.type == "cuda" or train.micro_batch or train.method != "steps":
         return recipe, None
-    own = train.batch_size // processes
+    local_batch = train.batch_size // processes
     memory, free = estimate_memory(recipe, processes), free_memory(device) // processes
-    fits = without_lone_image(recipe, own, max(_SMALLEST, memory.at_once(own, free)))
-    if fits >= own:
+    fits = without_lone_image(recipe, local_batch, max(_SMALLEST, memory.at_once(local_batch, free)))
+    if fits >= local_batch:
         return recipe, None
+    needed = memory.peak(local_batch, accumulates=False)
     note = (
-        f"micro-batches of {fits}: {own} images at once would need about {memory.peak(own, accumulates=False) / _GB:.1f} GB, "
+        f"micro-batches of {fits}: {local_batch} images at once would need about {needed / _GB:.1f} GB, "
         f"and {max(0, free) / _GB:.1f} GB are free; {describe_update(recipe, fits)}"
     )
     return dataclasses.replace(recipe, train=dataclasses.replace(train, micro_batch=fits)), note
@@ -73,9 +74,9 @@ def autotune_microbatch(
 
     `known` is what an earlier process of the run has found; 0 means that all images fit at once.
     """
-    asked = recipe.train.micro_batch
-    if asked or is_sharded(recipe, world) or world.device.type != "cuda":
-        return batches, asked or known
+    requested = recipe.train.micro_batch
+    if requested or is_sharded(recipe, world) or world.device.type != "cuda":
+        return batches, requested or known
     first = next(batches, None)
     if first is None:
         return batches, known
@@ -115,7 +116,7 @@ def _runs(state: TrainState, rule: StepRule, batch: Batch, world: World, size: i
     state.model.train()
     try:
         reserved = torch.empty(room, dtype=torch.uint8, device=world.device)
-        with RunningStats(state.model).left_alone():
+        with RunningStats(state.model).preserved():
             for _ in range(1 if size >= len(batch.ids) else 2):  # the second beside the gradients of the first
                 images_BCYX, targets = rule.prepare(part, state.step)
                 with autocast(rule.precision, world.device):

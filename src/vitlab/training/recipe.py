@@ -188,15 +188,16 @@ class Recipe:
         )
         require(0 <= self.seed < 2**63, f"seed must be a whole number from 0 to 2^63-1, not {self.seed}")
         if self.init_positions != "interpolate":
-            asked = f"init_positions={self.init_positions}"
-            require(self.init != SCRATCH, f"{asked} is about start weights, and this run has none", "Give --init.")
+            requested = f"init_positions={self.init_positions}"
+            require(self.init != SCRATCH, f"{requested} is about start weights, and this run has none", "Give --init.")
             require(
-                self.optim.train != "lora", f"{asked} does not go with optim.train=lora: an adapter stores no positions"
+                self.optim.train != "lora",
+                f"{requested} does not go with optim.train=lora: an adapter stores no positions",
             )
             frozen = "train.method=probe" if self.train.method == "probe" else f"optim.train={self.optim.train}"
             require(
                 self.train.method == "steps" and self.optim.train == "full",
-                f"{asked} does not go with {frozen}: positions are not trained, so these would stay as they begin",
+                f"{requested} does not go with {frozen}: positions are not trained, so these would stay as they begin",
                 "Leave init_positions out, or set optim.train=full and train.method=steps.",
             )
         require(
@@ -343,10 +344,11 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
     channels = data.preprocess().channels
     decided: dict[str, Any] = dict(zip(_DECIDED, (data.image_size, num_classes, channels), strict=True))
     for key, value in decided.items():
-        asked = changes.get(key, value)
-        asked = tuple(asked) if isinstance(asked, list) else asked
+        requested = changes.get(key, value)
+        requested = tuple(requested) if isinstance(requested, list) else requested
         require(
-            asked == value, f"config key 'model.{key}' is decided by the data ({value}), so {asked} is not available"
+            requested == value,
+            f"config key 'model.{key}' is decided by the data ({value}), so {requested} is not available",
         )
     name = changes.pop("name", None)
     require(name is None or isinstance(name, str), f"config key '{MODEL_NAME}' wants text, not {name!r}")

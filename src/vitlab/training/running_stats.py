@@ -41,7 +41,7 @@ class RunningStats:
             torch._foreach_copy_([*self._stats, *self._counts], self._before)
 
     @contextlib.contextmanager
-    def left_alone(self) -> Generator[None]:
+    def preserved(self) -> Generator[None]:
         """For forward passes that are only tried: afterwards nothing is left of them."""
         self.remember()
         try:
@@ -56,4 +56,6 @@ class RunningStats:
             return
         flat = world.all_reduce_mean(torch.cat([stat.flatten() for stat in self._stats]))
         pieces = flat.split([stat.numel() for stat in self._stats])
-        torch._foreach_copy_(self._stats, [own.view_as(stat) for own, stat in zip(pieces, self._stats, strict=True)])
+        torch._foreach_copy_(
+            self._stats, [piece.view_as(stat) for piece, stat in zip(pieces, self._stats, strict=True)]
+        )

@@ -115,7 +115,7 @@ def test_rows_of_the_first_process_are_counted_as_they_are_divided(model: str, p
         spread = build(recipe.model, seed=0)
         shard(spread, world, "fp32")
         held = sum(to_local(parameter).numel() for parameter in spread.parameters())
-    assert sharded_params(recipe, processes).own == held > count_params(recipe.model) / processes
+    assert sharded_params(recipe, processes).local_params == held > count_params(recipe.model) / processes
     assert estimate_memory(recipe, processes).weights == 4 * held
 
 

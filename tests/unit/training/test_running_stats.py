@@ -223,5 +223,5 @@ def test_one_image_whose_features_are_one_position_is_refused_in_words(spec: Mod
 def test_models_without_batch_norm_have_nothing_to_keep() -> None:
     stats = RunningStats(nn.Linear(2, 2))
     assert not stats
-    with stats.left_alone():
+    with stats.preserved():
         stats.average(World(0, 2, torch.device("cpu")))
