@@ -65,7 +65,7 @@ def some_of(names: Sequence[str], shown: int, between: str = ", ") -> str:
 
 
 def class_order(names: Iterable[str]) -> list[str]:
-    """Class names in order: by value where all are whole numbers, else as text."""
+    """Class names, each there once, in order: by value where all are whole numbers, else as text."""
     ordered = sorted(names, key=lambda name: (one_spelling(name), name))
     if not all(name.isascii() and name.isdecimal() for name in ordered):
         return ordered
@@ -185,7 +185,7 @@ class Dataset:
     """Images 0 to N-1 with labels; `keys` name them: paths, or names in an archive."""
 
     name: str
-    classes: tuple[str, ...]  # names; a label is a number in this list
+    classes: tuple[str, ...]  # names, each there once; a label is a number in this list
     keys: Sequence[str]  # what each image is called, mostly its path
     labels: Labels  # labels[i] has the numbers of image i's classes
     read: Reader  # read(i) gives the bytes of image i, or its pixels: uint8 [rows, columns, channels]
@@ -195,6 +195,9 @@ class Dataset:
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.labels) or (self.groups is not None and len(self.groups) != len(self.keys)):
             raise UsageError(f"{self.name}: {len(self.keys)} names do not fit {len(self.labels)} labels")
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for i, name in enumerate(self.classes) if name in self.classes[:i])
+            raise UsageError(f"{self.name}: two classes have the name {twice!r}", hint="Give each class its own name.")
         values = self.labels.values
         if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(self.classes):
             raise UsageError(f"{self.name}: a label lies outside its {len(self.classes)} classes")

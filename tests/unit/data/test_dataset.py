@@ -85,6 +85,13 @@ def test_classes_are_numbered_by_value_only_where_all_are_numbers() -> None:
     assert class_order(["1" * 5000, "2"]) == ["2", "1" * 5000]
 
 
+def test_two_classes_of_one_name_are_refused() -> None:
+    """Everything that goes by names, as counts and confusions do, would take them for one."""
+    pixels = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+    with pytest.raises(UsageError, match=r"arrays: two classes have the name 'a'\nGive each"):
+        from_arrays(pixels, [0, 1, 2], ["a", "b", "a"])
+
+
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_arrays_with_channels_last_are_refused_with_what_to_do(channels: int) -> None:
     pixels = torch.zeros(2, 28, 20, channels, dtype=torch.uint8)
