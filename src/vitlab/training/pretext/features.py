@@ -75,7 +75,8 @@ class FeatureDistillation(Pretext):
         super().__init__(encoder)
         self.rule = rule
         self.teacher = teacher  # no module to torch: it is in no state, no optimiser and no gradient
-        width, out, hidden = encoder.spec.width, teacher.model.spec.width, rule.projection == "mlp"
+        width, out = encoder.spec.width, teacher.model.spec.width
+        hidden = {"linear": False, "mlp": True}[rule.projection]
         self.image = Projection(width, out, hidden=hidden)
         self.patches = Projection(width, out, hidden=hidden) if rule.patch_weight else None
         ours, theirs = (torch.tensor((rule.mean, rule.std)) for rule in (preprocess, teacher.preprocess))
