@@ -4,7 +4,9 @@
 
 `house_trace.py` traces two real calls and says what *touched*, *opened* and *on the walk* mean. All else is read from the
 syntax tree: lines are counted with blank ones and comments, parameters without `self`, and imports at the top of a module
-only. `LIMITS` holds the wanted figures, and those that `tests/contract/test_house.py` keeps meanwhile.
+only. What a new measure or model family will need cannot be measured; what the present ones need can: the files that name
+one, in code, text or comments. Of all measures, and of all families, the one that the fewest files name is shown. `LIMITS`
+holds the wanted figures, and those that `tests/contract/test_house.py` keeps meanwhile.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import graphlib
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -22,6 +25,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "vitlab"
+TESTS = ROOT / "tests"
 TRACE = Path(__file__).with_name("house_trace.py")
 MANY_PARAMETERS, LONG_FILE = 8, 400
 
@@ -33,11 +37,11 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "train_walk": Limit("files on the walk from `vitlab train` to the parameter update", 9, 9),
-    "train_opened": Limit("- with what these call by name in core, data, models, weights", None, 24),
+    "train_walk": Limit("files on the walk from `vitlab train` to its update; no libraries", 9, 9),
+    "train_opened": Limit("- with the libraries: core, data, models, weights, as called there", None, 24),
     "train_touched": Limit("- files touched", None),
-    "evaluate_walk": Limit("files on the walk of `vitlab evaluate`", 7, 7),
-    "evaluate_opened": Limit("- with what these call by name", None, 14),
+    "evaluate_walk": Limit("files on the walk of `vitlab evaluate`; no libraries", 7, 7),
+    "evaluate_opened": Limit("- with the libraries, as called there", None, 14),
     "evaluate_touched": Limit("- files touched", None),
     "upward_calls": Limit("calls from a room into one above it, at a landmark", 0, 0),
     "runs_files": Limit("`runs/`: files", 25, 25),
@@ -46,6 +50,8 @@ LIMITS = {
     "many_parameters": Limit("functions with more than 8 parameters", 6, 0),
     "many_parameters_inside": Limit("- of which neither a verb nor a public function", 0, 0),
     "import_cycles": Limit("import cycles", 0, 0),
+    "measure": Limit("files, tests included, that name the measure named by the fewest", 3, 3),
+    "family": Limit("source files that name the model family named by the fewest", 5, 5),
 }
 
 # --- the source, by its syntax tree -----------------------------------------------------------------------------------
@@ -128,6 +134,32 @@ def cycles(needs: Mapping[str, set[str]]) -> list[list[str]]:
                 left[module].discard(need)
 
 
+def read_measures(tree: ast.Module) -> list[str]:
+    """The key of every row of `MEASURES`."""
+    return [str(ast.literal_eval(call.args[0])) for call in _calls(tree, "Measure")]
+
+
+def read_families(trees: Mapping[str, ast.Module]) -> Iterator[tuple[str, str]]:
+    """The spec of every family, and the file of its modules without its ending."""
+    for call in (
+        call for file, tree in trees.items() if file.endswith("_family.py") for call in _calls(tree, "Family")
+    ):
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        place, _, _ = str(ast.literal_eval(given["module"])).partition(":")
+        yield ast.unparse(given["spec"]), place.rpartition(".")[2]
+
+
+def _calls(tree: ast.Module, function: str) -> list[ast.Call]:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == function]
+
+
+def files_that_name(texts: Mapping[str, str], *names: str) -> list[str]:
+    """Those with one of the names as a word or as a part of one, between underscores: `brier` also in `brier_scores`."""
+    word = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(names)})(?![A-Za-z0-9])")
+    return [file for file, text in texts.items() if word.search(text)]
+
+
 def read_source(source: Path = SOURCE) -> dict[str, Any]:
     """All figures that need no run."""
     texts = {path.relative_to(source).as_posix(): path.read_text("utf-8") for path in sorted(source.rglob("*.py"))}
@@ -144,6 +176,10 @@ def read_source(source: Path = SOURCE) -> dict[str, Any]:
         module: {name for name in names if ".runs." in name} for module, names in needs.items() if ".runs." in module
     }
     rings = cycles(needs)
+    tests = {f"tests/{path.relative_to(TESTS)}": path.read_text("utf-8") for path in sorted(TESTS.rglob("*.py"))}
+    measures = {key: files_that_name(texts | tests, key) for key in read_measures(trees["evaluation/measures.py"])}
+    families = {spec: files_that_name(texts, spec, module) for spec, module in read_families(trees)}
+    measure, family = (min(found, key=lambda name: len(found[name])) for found in (measures, families))
     return {
         "rooms": rooms,
         "runs_files": rooms["runs"]["files"],
@@ -154,6 +190,9 @@ def read_source(source: Path = SOURCE) -> dict[str, Any]:
         "longest_functions": [[e.file, e.name, e.lines] for e in sorted(every, key=lambda e: -e.lines)[:10]],
         "long_files": [[file, n] for file, n in sorted(lines.items(), key=lambda row: -row[1]) if n > LONG_FILE],
         "import_cycles": rings,
+        "measure": measures[measure],
+        "family": families[family],
+        "named": {"measure": measure, "family": family},
         "import_chain": [] if rings else longest_chain(needs),
         "import_chain_in_runs": [] if rings else longest_chain(runs),
     }
@@ -207,7 +246,6 @@ def table(figures: Mapping[str, Any]) -> Iterator[str]:
     for name, limit in LIMITS.items():
         wanted = "–" if limit.wanted is None else f"≤ {limit.wanted:,}"
         yield f"| {limit.what:<66} | {number(figures[name]):>6,} | {wanted:>8} | {'✗' if name in above else ' '} |"
-    yield f"| {'a new measure · a new model family':<66} | see docs/explanation/architecture.md |"
 
 
 def details(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -216,6 +254,8 @@ def details(figures: Mapping[str, Any]) -> Iterator[str]:
         for landmark, stack in figures[f"{verb}_landmarks"].items():
             yield f"  {landmark:<16} {' > '.join(stack)}"
     yield from (f"  {low} calls up into {high}" for low, high in figures["upward_calls"])
+    for what, name in figures["named"].items():
+        yield f"\nFiles that name {name}, the {what} that fewest name: {', '.join(figures[what])}"
     yield "\nRooms: files, lines"
     yield from (f"  {room:<12} {size['files']:>4} {size['lines']:>7,}" for room, size in figures["rooms"].items())
     yield f"\nFunctions with more than {MANY_PARAMETERS} parameters; * neither a verb nor public"

@@ -81,6 +81,17 @@ def test_verbs_are_commands_and_public_functions() -> None:
     assert found == verbs
 
 
+def test_measures_and_families_are_found_with_the_files_that_name_them(figures: dict[str, Any]) -> None:
+    tree = ast.parse("MEASURES = (Measure('brier', form='.2%'), Measure('ece'))\n")
+    assert HOUSE["read_measures"](tree) == ["brier", "ece"]
+    family = ast.parse("A = Family(spec=ASpec, module='vitlab.models.a_net:Net')\n")
+    assert list(HOUSE["read_families"]({"models/a_family.py": family, "models/b.py": family})) == [("ASpec", "a_net")]
+    texts = {"1.py": "brier_scores(x)", "2.py": "# of brier", "3.py": "embriers, Brier", "4.py": "'a_net'"}
+    assert HOUSE["files_that_name"](texts, "brier") == ["1.py", "2.py"]
+    assert HOUSE["files_that_name"](texts, "ASpec", "a_net") == ["4.py"]
+    assert "evaluation/measures.py" in figures["measure"] and "models/families.py" in figures["family"]
+
+
 def test_imports_are_those_at_the_top_of_a_module() -> None:
     texts = {
         "__init__.py": "",
