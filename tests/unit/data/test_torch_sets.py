@@ -79,6 +79,12 @@ def test_classes_are_any_sequence(names: Any) -> None:
     assert open_data(Own(classes=names[:0])).parts["all"].classes == ("0", "1", "2"), "an empty list names no class"
 
 
+def test_names_of_synonyms_are_joined_and_equal_ones_told_apart() -> None:
+    """As in torchvision's ImageNet, where the crane is a bird and a machine."""
+    data = open_data(Own(classes=[("crane",), ("maillot", "tank suit"), ("crane",)])).parts["all"]
+    assert data.classes == ("crane (0)", "maillot, tank suit", "crane (2)")
+
+
 def test_subset_keeps_classes_and_labels() -> None:
     data = open_data(Subset(Own(targets=LABELS, classes=["ant", "bee", "cat"]), [5, 1])).parts["all"]
     assert (data.classes, data.labels.single().tolist()) == (("ant", "bee", "cat"), [1, 0])

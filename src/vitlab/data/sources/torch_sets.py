@@ -1,7 +1,8 @@
 """A torch `Dataset` of one's own: map-style, each item an image and the number of its class."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,19 @@ def from_torch(items: Any) -> Dataset:
         raise UsageError(f"{name} holds no images")
     labels = _known_labels(items) or [_label(items, i) for i in range(len(items))]
     known = _attribute(items, "classes")  # maybe an array, which has no truth value
-    classes = tuple(map(str, range(max(labels) + 1) if known is None or len(known) == 0 else known))
+    classes = _class_names(range(max(labels) + 1) if known is None or len(known) == 0 else known)
     if not 0 <= min(labels) <= max(labels) < len(classes):
         raise UsageError(
             f"{name}: the labels lie from {min(labels)} to {max(labels)}, and it has {len(classes)} classes"
         )
     return Dataset(name, classes, [f"{name}/{i}" for i in range(len(items))], single_labels(labels), ItemReader(items))
+
+
+def _class_names(given: Iterable[Any]) -> tuple[str, ...]:
+    """Each its own: torchvision's ImageNet has tuples of synonyms, and `crane` for the bird as well as the machine."""
+    names = [", ".join(map(str, one)) if isinstance(one, tuple | list) else str(one) for one in given]
+    counts = Counter(names)
+    return tuple(name if counts[name] == 1 else f"{name} ({label})" for label, name in enumerate(names))
 
 
 def _label(items: Any, i: int) -> int:
