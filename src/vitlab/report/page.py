@@ -26,7 +26,7 @@ _PLOT_PX = ((500, 340), (1040, 420), (330, 300))  # higher: points with whiskers
 _READABLE_BESIDE = 12  # columns of a matrix, or rows of a table, in half a page
 _SMALLEST_CELL_REM, _LARGEST_CELL_REM, _MATRIX_REM = 1.75, 5.5, 21  # of a matrix, in the page's letters
 _BESIDE = 2  # pictures of an example in half a page
-_FEW_COLUMNS = 4  # of a table in half a page
+_FEW_COLUMNS, _LETTERS_BESIDE = 4, 60  # of a table in half a page
 _NUMBER = re.compile(r"[-+−<≈]?\d")  # how a cell with a number begins
 _MOST_IN_A_FILE = 60  # classes of a matrix as a file; beyond, it is a grey square
 _LOADER = jinja2.PackageLoader("vitlab.report", "")
@@ -178,7 +178,9 @@ class Table:
 
     @property
     def wide(self) -> bool:
-        return len(self.header) > _FEW_COLUMNS or len(self.rows) > _READABLE_BESIDE
+        lines = [self.header, *(row for row in self.rows if len(row) == len(self.header))]
+        letters = sum(max(map(len, column)) for column in zip(*lines, strict=True))
+        return len(self.rows) > _READABLE_BESIDE or len(self.header) > _FEW_COLUMNS or letters > _LETTERS_BESIDE
 
     @property
     def numeric(self) -> Sequence[bool]:

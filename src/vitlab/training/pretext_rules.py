@@ -30,7 +30,7 @@ def require_pretext(recipe: "Recipe") -> None:
     require(not recipe.head_bias, f"{name} leaves an encoder without a head, so there is no head_bias")
     if not isinstance(recipe.model, ViTSpec):
         raise UsageError(f"{name} needs a Vision Transformer", hint="Choose a model such as ViT-S/16.")
-    require(not recipe.model.patch_dropout, f"{name} decides which patches are seen", "Set model.patch_dropout=0.")
+    require(not recipe.model.patch_dropout, f"{name} excludes patch dropout", "Set model.patch_dropout=0.")
     if kind != "feature-distillation":
         _require_patches(recipe.model, name)
     if recipe.objective.masked is not None:

@@ -172,6 +172,8 @@ def test_same_report_gives_the_same_page() -> None:
     [
         (Figure("f", "", SVG), False),
         (Figure("f", "", SVG, wide=True), True),
+        (Table("t", "", ["a", "b"], [["x" * 40, "y" * 30]]), True),
+        (Table("t", "", ["a", "b"], [["x" * 30, "y" * 20]]), False),
         (Table("t", "", ("class", "right"), [("a", "1")] * 12), False),
         (Table("t", "", ("class", "right"), [("a", "1")] * 13), True),
         (Table("t", "", ("a", "b", "c", "d", "e"), [("1",) * 5]), True),
