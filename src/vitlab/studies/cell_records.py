@@ -18,6 +18,7 @@ from vitlab.core.errors import FileProblem, UsageError, require
 SCHEMA = "vitlab-cell-1"
 RECORDS, CELLS = "records", "cells"  # records/cells/KEY.json, below the folder of a study
 _MOST_BYTES = 2**20
+_AGAIN = "Remove it; `vitlab study run` measures it again."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,11 +73,12 @@ def read_cell(path: Path) -> CellRecord:
         table = reading.read_json(path, _MOST_BYTES)
     except OSError as error:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
+    except FileProblem as error:
+        raise FileProblem(error.what, hint=_AGAIN) from None
     given = cast(dict[str, Any], table) if isinstance(table, dict) else {}
     seal = given.pop("sha256", None)
     if given.get("schema") != SCHEMA or seal != _seal(given):
-        hint = "Remove it; `vitlab study run` measures it again."
-        raise FileProblem(f"{path} is not a record as vitlab wrote it: its SHA-256 differs", hint=hint)
+        raise FileProblem(f"{path} is not a record as vitlab wrote it: its SHA-256 differs", hint=_AGAIN)
     del given["schema"]
     if path.stem != given.get("key"):
         raise FileProblem(f"{path} is the record of another run, {given.get('key')}", hint="Remove it, or name it so.")

@@ -56,8 +56,9 @@ def test_edited_record_is_refused(tmp_path: Path, record: CellRecord, old: str, 
 def test_damaged_record_is_named(tmp_path: Path, record: CellRecord, text: str) -> None:
     path = write_cell(tmp_path, record)
     path.write_text(text)
-    with pytest.raises(FileProblem, match=path.name):
+    with pytest.raises(FileProblem, match=path.name) as caught:
         read_cell(path)
+    assert "measures it again" in str(caught.value)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(FileProblem, match=rf"{path.name} is not utf-8 text"):
         read_cell(path)
