@@ -454,7 +454,7 @@ def test_without_a_network_it_starts_from_the_shipped_weights_and_says_what_to_t
         ),
         (
             "vitlab train cifar11",
-            "unknown data set 'cifar11'\nNearest: cifar10, cifar100, caltech101. See `vitlab data list`.",
+            "unknown data set 'cifar11'\nNearest: cifar10, cifar100. See `vitlab data list`.",
             "vitlab data list",
         ),
         (

@@ -220,14 +220,12 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
         fitting = [choice for choice in inner if _fits(choice, value)]
         if not fitting and len(inner) > 1:
             raise UsageError(
-                f"config key '{where}' wants {' or '.join(map(_type_name, inner))}, not {shortened(repr(value))}"
+                f"config key '{where}' must be {' or '.join(map(_type_name, inner))}, not {shortened(repr(value))}"
             )
         return _coerce((fitting or inner)[0], value, where)
     if origin is Literal:
         if value not in choices:
-            raise UnknownName(
-                f"value for {where}:", str(value), map(str, choices), hint=f"Allowed: {', '.join(map(str, choices))}."
-            )
+            raise UnknownName(f"value for {where}:", str(value), tuple(map(str, choices)), list_all=True)
         return value
     if origin is tuple:
         return _coerce_tuple(choices, value, where)
@@ -244,7 +242,7 @@ def _coerce(wanted: Any, value: Any, where: str) -> Any:
             return float(value)
     elif isinstance(value, origin or wanted) and not (wanted is int and isinstance(value, bool)):
         return value
-    raise UsageError(f"config key '{where}' wants {_type_name(wanted)}, not {shortened(repr(value))}")
+    raise UsageError(f"config key '{where}' must be {_type_name(wanted)}, not {shortened(repr(value))}")
 
 
 def _fits(choice: Any, value: Any) -> bool:
@@ -260,12 +258,12 @@ def _fits(choice: Any, value: Any) -> bool:
 
 def _coerce_tuple(choices: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise UsageError(f"config key '{where}' wants a list, not {shortened(repr(value))}")
+        raise UsageError(f"config key '{where}' must be a list, not {shortened(repr(value))}")
     items = typing.cast(list[Any], value)
     if choices[-1] is Ellipsis:
         choices = (choices[0],) * len(items)
     if len(items) != len(choices):
-        raise UsageError(f"config key '{where}' wants {len(choices)} values, not {len(items)}")
+        raise UsageError(f"config key '{where}' must have {len(choices)} values, not {len(items)}")
     return tuple(
         _coerce(choice, item, f"{where}[{i}]") for i, (choice, item) in enumerate(zip(choices, items, strict=True))
     )

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 
 _QUOTED = 200  # characters of somebody's text in a message
+_CLOSE = 0.6  # of SequenceMatcher's ratio: the default of difflib.get_close_matches
+_WORD = re.compile("[a-z]{3,}|[0-9]{3,}")  # in a name: `vit`, `cifar` and `224`; shorter ones agree by chance
 # C0 and C1 but the end of a line, marks of direction (Unicode's Bidi_Control), separators of lines, halves of characters.
 _STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -30,13 +32,16 @@ class UsageError(VitlabError, ValueError):
 
 
 class UnknownName(UsageError, KeyError):
-    """A name that is in no table; lists the nearest ones."""
+    """A name that is in no table; lists those that are near or, with `list_all`, for a short table, every one."""
 
-    def __init__(self, kind: str, given: str, known: Iterable[str], *, hint: str | None = None) -> None:
-        given = shortened(given)
-        self.nearest = nearest_names(given, known)
-        guess = f"Nearest: {', '.join(self.nearest)}." if self.nearest else None
-        super().__init__(f"unknown {kind} '{given}'", hint=" ".join(filter(None, (guess, hint))) or None)
+    def __init__(
+        self, kind: str, given: str, known: Iterable[str], *, hint: str | None = None, list_all: bool = False
+    ) -> None:
+        given, known = shortened(given), list(known)
+        self.nearest = nearest_names(given, [name for name in known if _is_near(given, name)])
+        label, shown = ("Allowed", known) if list_all else ("Nearest", self.nearest)
+        names = f"{label}: {', '.join(shown)}." if shown else None
+        super().__init__(f"unknown {kind} '{given}'", hint=" ".join(filter(None, (names, hint))) or None)
 
     __str__ = Exception.__str__  # KeyError would print the repr, quotes and \n included
 
@@ -85,7 +90,7 @@ def require(condition: bool, what: str, hint: str | None = None) -> None:
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise unless `value` is one of `choices`."""
     if value not in choices:
-        raise UnknownName(f"value for {name}:", str(value), choices, hint=f"Allowed: {', '.join(choices)}.")
+        raise UnknownName(f"value for {name}:", str(value), choices, list_all=True)
 
 
 def amount(number: int, noun: str) -> str:
@@ -96,6 +101,13 @@ def amount(number: int, noun: str) -> str:
 def with_article(noun: str) -> str:
     """`a ViT`, `an EfficientNet`: by the first letter."""
     return f"{'an' if noun[:1] in 'AEIOUaeiou' else 'a'} {noun}"
+
+
+def _is_near(given: str, name: str) -> bool:
+    """Whether a person would call two names similar: alike as a whole, as after a slip, or with a word in common."""
+    ours, theirs = name.casefold(), given.casefold()
+    alike = difflib.SequenceMatcher(a=ours, b=theirs).ratio() >= _CLOSE
+    return alike or not set(_WORD.findall(ours)).isdisjoint(_WORD.findall(theirs))
 
 
 def nearest_names(given: str, known: Iterable[str]) -> list[str]:

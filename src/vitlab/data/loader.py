@@ -346,6 +346,6 @@ def _explained(error: Exception, *, started: bool) -> Exception:
         if not started and starts_processes_anew():
             return NoMainGuard()
         return VitlabError(
-            "a process that loads images was killed, most likely for want of memory", hint="Use fewer data.workers."
+            "a process that loads images was killed, probably out of memory", hint="Use fewer data.workers."
         )
     return error

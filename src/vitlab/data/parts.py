@@ -190,7 +190,10 @@ def _labelled_images(dataset: Dataset, seed: int, *, count: int = 0, per_class: 
     counts_K = torch.bincount(values_N, minlength=len(dataset.classes))
     kept_K = counts_K.clamp(max=per_class) if per_class else _stratified(counts_K, count, dataset.name)
     if int(kept_K.sum()) == len(dataset):
-        raise UsageError(f"all {len(dataset):,} images of {dataset.name} keep their labels, and none is left without")
+        raise UsageError(
+            f"all {len(dataset):,} images of {dataset.name} would keep their labels: nothing remains unlabelled",
+            hint="Keep fewer labels.",
+        )
     order_N = torch.randperm(len(dataset), generator=generator(seed, _LABELLED))
     # One stable sort by class, not a pass over all images for each: a million images may have a thousand classes.
     order_N = order_N[values_N[order_N].argsort(stable=True)]

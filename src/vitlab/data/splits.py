@@ -194,7 +194,7 @@ def _by_groups(dataset: Dataset, shares: Mapping[str, float], seed: int, groups:
         if not filled[part][label]:
             name = dataset.classes[label] if label < none else "images without a label"
             raise UsageError(
-                f"{dataset.name}: no group with {name} could go to {part}: groups of several classes leave no way",
+                f"{dataset.name}: no group with {name} could go to {part}: mixed-class groups make this split impossible",
                 hint="Try another seed, other shares or fewer parts.",
             )
     return split

@@ -73,7 +73,7 @@ def allocate(spec: ModelSpec) -> Model:
     """The module for `spec` on the meta device: shapes and names without memory."""
     if count_params(spec) > _MOST_PARAMS:
         raise UsageError(
-            f"{format_name(spec)} would have {count_params(spec):,} parameters: more than can be counted out"
+            f"{format_name(spec)} would have {count_params(spec):,} parameters: more than can be allocated"
         )
     place, _, name = family_of(spec).module.partition(":")
     module = getattr(importlib.import_module(place), name)

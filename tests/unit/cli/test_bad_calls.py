@@ -63,7 +63,7 @@ BAD = [
     (demo("--set", "steps=1"), "unknown demo part 'steps'"),
     (["recipes", "show", "mine"], "unknown recipe 'mine'"),
     (demo("--set", "transfer.optim.lr"), "is not an override"),
-    (demo("--set", "transfer.optim.lr=fast"), "'optim.lr' wants a number, not 'fast'"),
+    (demo("--set", "transfer.optim.lr=fast"), "'optim.lr' must be a number, not 'fast'"),
     (demo("--set", "transfer.train.steps=-2"), "train.steps must be positive"),
     (demo("--set", "transfer.schedule.decay=cosin"), "Allowed: cosine, linear, staircase"),
     (demo("--set"), "requires an argument"),

@@ -32,7 +32,22 @@ def test_unknown_name_reads_as_a_sentence_not_as_a_repr() -> None:
     assert str(error) == "unknown model 'ViT-X/16'\nNearest: ViT-S/16, ViT-B/16, ViT-L/16. See the list."
 
 
-def test_unknown_name_lists_the_nearest_three_however_far() -> None:
+def test_a_name_that_is_near_none_is_answered_without_guesses() -> None:
+    assert (
+        str(UnknownName("data set", "nosuchthing", ["svhn", "smallnorb-azimuth"])) == "unknown data set 'nosuchthing'"
+    )
+
+
+def test_a_word_in_common_is_near_however_long_the_rest() -> None:
+    assert UnknownName("recipe", "mae", ["cifar10-after-mae", "demo-digits"]).nearest == ["cifar10-after-mae"]
+
+
+def test_names_of_a_short_table_are_all_listed_and_not_twice() -> None:
+    error = UnknownName("value for pool:", "mean", ["cls", "gap", "map"], list_all=True)
+    assert str(error) == "unknown value for pool: 'mean'\nAllowed: cls, gap, map."
+
+
+def test_nearest_names_are_three_however_far() -> None:
     assert nearest_names("zzz", ["one", "two", "three", "four"]) == ["one", "two", "three"]
 
 

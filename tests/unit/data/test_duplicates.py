@@ -7,12 +7,12 @@ import pytest
 from PIL import Image, ImageOps
 
 from vitlab.data.auditing.duplicates import _near_pairs, find_duplicates
-from vitlab.data.auditing.scan import FACTS, MIRROR, Facts, _look
+from vitlab.data.auditing.scan import FACTS, MIRROR, Facts, _fill_thumbnail_and_hash
 
 
 def hash_of(picture: Image.Image) -> np.ndarray:
     record = np.zeros(1, FACTS)[0]
-    _look(np.asarray(picture), record)
+    _fill_thumbnail_and_hash(np.asarray(picture), record)
     return record["hash"].copy()
 
 
@@ -52,7 +52,7 @@ def test_hash_bears_another_size(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_heap_of_look_alikes_is_one_group_in_little_time() -> None:
+def test_a_heap_of_fill_thumbnail_and_hash_alikes_is_one_group_in_little_time() -> None:
     facts = with_content(np.zeros(20_000, FACTS))
     facts["thumb"][:, :6], facts["contrast"], facts["hash"] = 200, 100.0, np.arange(8, dtype=np.uint8)
     started = time.process_time()

@@ -68,7 +68,7 @@ def test_a_number_that_cannot_be_kept_is_refused(count: int) -> None:
 
 
 def test_none_left_without_a_label_is_refused() -> None:
-    with pytest.raises(UsageError, match="none is left"):
+    with pytest.raises(UsageError, match="nothing remains unlabelled"):
         keep_labels(images([0, 1, 2]), 0, per_class=1)
 
 

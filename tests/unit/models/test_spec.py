@@ -51,7 +51,7 @@ def test_unknown_and_mistyped_fields_are_refused() -> None:
         changed(SMALL, {"pol": "gap"})
     with pytest.raises(UnknownName, match="Allowed: cls, gap, map"):
         changed(SMALL, {"pool": "max"})
-    with pytest.raises(UsageError, match=r"'model\.depth' wants a whole number, not '2'"):
+    with pytest.raises(UsageError, match=r"'model\.depth' must be a whole number, not '2'"):
         changed(SMALL, {"depth": "2"})
 
 

@@ -54,7 +54,7 @@ WRONG = {
     ),
     "{ x = 1,": ("{ x = 'one',", r"scales\.laptop\.axes\.size\.1\.x must be a number, not 'one'"),
     "{ x = 2,": ("{ x = true,", r"scales\.laptop\.axes\.size\.2\.x must be a number, not True"),
-    '{ "data.train_images" = 100 }': ("{ recipe = 3 }", r"scales\.laptop\.axes\.size\.1\.train\.recipe' wants text"),
+    '{ "data.train_images" = 100 }': ("{ recipe = 3 }", r"scales\.laptop\.axes\.size\.1\.train\.recipe' must be text"),
     '{ "data.train_images" = 200 }': ("{ verb = 'fly' }", r"scales\.laptop\.axes\.size\.2\.train\.verb: 'fly'"),
     "{ x = 4,": ("{ x = inf,", r"scales\.laptop\.axes\.size\.4\.x must be a number, not inf"),
     "b = { kind": ("below = nan\nb = { kind", "claim a-above-b: above and below must be finite"),

@@ -88,7 +88,7 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
     ("override", "complaint"),
     [
         ("optim.lr=0", "lr must be positive"),
-        ("optim.lr=fast", r"optim\.lr' wants a number"),
+        ("optim.lr=fast", r"optim\.lr' must be a number"),
         ("optim.max_grad_norm=-1", "max_grad_norm"),
         ("optim.weight_decay=-1", "weight_decay must not be negative"),
         ("optim.weight_decay=nan", "weight_decay must not be negative"),
@@ -105,7 +105,7 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
         ("data.repeats=0", r"data\.repeats"),
         ("data.cache=disk", "Allowed: none, memory, file"),
         ("data.mean=[0.5,0.5]", "mean and std"),
-        ("data.source=5", r"data\.source' wants text"),
+        ("data.source=5", r"data\.source' must be text"),
         ("lora.rank=0", r"lora\.rank"),
         (
             "teacher=x",
@@ -125,15 +125,15 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
         ("seed=-1", "seed must be"),
         ("train.batch_size=0", "batch_size"),
         ("train.steps=0", r"train\.steps"),
-        ("train.steps=2.5", r"train\.steps' wants a whole number"),
-        ("data.image_size=[8]", "wants 2 values, not 1"),
+        ("train.steps=2.5", r"train\.steps' must be a whole number"),
+        ("data.image_size=[8]", "must have 2 values, not 1"),
         ("model.heads=5", "64.*5 heads"),
         ("model=5", "'model' wants"),
         ("model.name=ViT-X/2", "unknown model"),
         ("model.name=7", r"'model\.name' wants text, not 7"),
         ("model.kind=cnn", r"model\.kind.*vit, bit"),
-        ("seed=x", "'seed' wants a whole number"),
-        ("title=5", "'title' wants text"),
+        ("seed=x", "'seed' must be a whole number"),
+        ("title=5", "'title' must be text"),
     ],
 )
 def test_value_that_cannot_work_is_refused(override: str, complaint: str) -> None:

@@ -31,7 +31,7 @@ Embed = Callable[[Sequence["bytes | np.ndarray[Any, Any]"]], Tensor]
 # In the order in which they matter.
 TITLES: Mapping[Kind, str] = {
     "unreadable": "Files that cannot be used",
-    "damaged": "Files with wrong data inside: they decode, but not to what they were",
+    "damaged": "Corrupt files: they decode, but not to the original picture",
     "leak": "The same in two parts",
     "contradiction": "The same picture under different labels",
     "duplicate": "The same picture twice in one part",
@@ -41,7 +41,7 @@ TITLES: Mapping[Kind, str] = {
     "animated": "Animated: only the first frame is used",
     "cmyk": "CMYK: colours for print, converted without a profile",
     "16-bit": "More than 8 bits per channel: reduced to 8",
-    "rotated": "Turned by EXIF: other programs may show them lying",
+    "rotated": "Turned by EXIF: shown sideways by programs that ignore EXIF",
     "tiny": "Much smaller than the others",
     "huge": "Very large: slow to decode",
 }
@@ -49,8 +49,8 @@ SERIOUS: frozenset[Kind] = frozenset(get_args(_Serious))
 
 _TINY_SIDE = 16  # one patch of the paper's models
 _HUGE_PIXELS = 16_000_000  # more than the photos that phones store
-_SMALL_SIDE = 112  # half of 224: every pixel would be drawn four times
-SKEW = 10  # from here on accuracy over all images says little about the smallest class
+_SMALL_SIDE = 112  # half of 224, the usual size of a model: smaller images would be upsampled more than 2x
+IMBALANCE_RATIO = 10  # largest class to smallest; from here on overall accuracy says little about the smallest class
 _LIKENESS: Mapping[How, str] = {
     "exact": "the same file",
     "near": "the same picture",
@@ -98,8 +98,7 @@ class Scanned:
     @property
     def bits(self) -> int | None:
         """Bits that the grey images of more than 8 make use of; None without such images."""
-        largest = int(self.facts["largest"].max(initial=0))
-        return bits_for(largest) if largest else None
+        return _bits_used(self.facts)
 
     def copies(self, part: str) -> list[list[str]]:
         """The names of images in a part that show the same picture, picture by picture."""
@@ -109,7 +108,10 @@ class Scanned:
         return [[keys[member] for member in group.members] for group in groups]
 
     def for_parts(self, parts: Mapping[str, Dataset]) -> "Scanned":
-        """The same facts for parts that are these, or were split from one of them."""
+        """The same facts for other parts of the same data.
+
+        Each is one of these `Dataset` objects itself, not a copy of it, or else a subset of the training part, by its keys.
+        """
         kept = {id(part): name for name, part in self.parts.items()}
         rows: list[int] = []
         for part in parts.values():
@@ -181,7 +183,7 @@ def audit(
     compared with those of the nearest neighbours.
     """
     console = console or Console(quiet=True)
-    ours = sum(map(len, opened.parts.values()))
+    num_audited = sum(map(len, opened.parts.values()))  # the first rows; those of `against` follow
     scanned = scanned or scan_parts({**opened.parts, **(against or {})}, workers=workers, console=console)
     facts, faults = scanned.facts, scanned.faults
     usable = np.ones(len(facts), bool)
@@ -189,34 +191,44 @@ def audit(
     groups = find_duplicates(facts, usable)
     findings = [
         *(Finding("unreadable", text, (scanned.item(i),)) for i, text in faults.items()),
-        *_repeated(scanned, groups, ours),
+        *_repeated(scanned, groups, num_audited),
         *_crossing_groups(opened),
         *_classes(opened),
-        *_odd_files(scanned, facts[:ours], usable[:ours]),
-        *_odd_names(scanned, facts[:ours]),
+        *_odd_files(scanned, facts[:num_audited], usable[:num_audited]),
+        *_odd_names(scanned, facts[:num_audited]),
     ]
     notes = [*opened.notes]
-    side = int(np.median(np.minimum(facts["rows"], facts["cols"])[:ours][usable[:ours]])) if usable[:ours].any() else 0
+    side = (
+        int(np.median(np.minimum(facts["rows"], facts["cols"])[:num_audited][usable[:num_audited]]))
+        if usable[:num_audited].any()
+        else 0
+    )
     if 0 < side < _SMALL_SIDE:
         notes.append(f"the images are small (shorter side {side} pixels): a smaller patch fits them better, as ViT-S/4")
-    bits = dataclasses.replace(scanned, facts=facts[:ours]).bits
+    bits = _bits_used(facts[:num_audited])
     if bits is not None:
         notes.append(f"grey images of more than 8 bits make use of {bits}: `vitlab train` sets data.bits={bits}")
     if embed is not None:
-        findings += _doubtful_labels(opened, scanned, usable[:ours], groups, embed, console, notes)
+        findings += _doubtful_labels(opened, scanned, usable[:num_audited], groups, embed, console, notes)
     order = {kind: number for number, kind in enumerate(TITLES)}
     names = ("pixels", *FORMATS)
-    formats = np.bincount(facts["format"][:ours][usable[:ours]], minlength=len(names))
+    formats = np.bincount(facts["format"][:num_audited][usable[:num_audited]], minlength=len(names))
     return Audit(
         parts={name: class_counts(part) for name, part in opened.parts.items()},
         sizes={name: len(part) for name, part in opened.parts.items()},
         formats={name: int(count) for name, count in zip(names, formats, strict=True) if count},
-        megabytes=float(facts["bytes"][:ours].sum()) / 1e6,
+        megabytes=float(facts["bytes"][:num_audited].sum()) / 1e6,
         median_side=side,
         findings=tuple(sorted(findings, key=lambda finding: order[finding.kind])),
         notes=tuple(notes),
         bits=bits,
     )
+
+
+def _bits_used(facts: Facts) -> int | None:
+    """Bits that the deep grey images among these make use of; None without such images."""
+    largest = int(facts["largest"].max(initial=0))
+    return bits_for(largest) if largest else None
 
 
 def label_of(part: Dataset, i: int) -> str:
@@ -240,13 +252,13 @@ def scan_parts(parts: Mapping[str, Dataset], *, workers: int | None, console: Co
 # --- the same thing twice ---------------------------------------------------------------------------------------------
 
 
-def _repeated(scanned: Scanned, groups: Sequence[Group], ours: int) -> Iterator[Finding]:
+def _repeated(scanned: Scanned, groups: Sequence[Group], num_audited: int) -> Iterator[Finding]:
     """Duplicates: a leak across parts, a contradiction under two labels, or both."""
     for members, how in groups:
         items = tuple(map(scanned.item, members))
-        audited = items[: int(np.searchsorted(members, ours))]
+        audited = items[: int(np.searchsorted(members, num_audited))]
         if not audited:
-            continue  # copies within the other set are not what was asked
+            continue  # copies within `against` alone do not matter here
         parts = list(dict.fromkeys(item.part for item in items))
         labels = sorted({item.label for item in audited})
         if len(parts) > 1:
@@ -288,7 +300,7 @@ def _classes(opened: Opened) -> Iterator[Finding]:
         present = {label: count for label, count in counts.items() if count}
         if len(present) > 1 and name in LEARNT_FROM:
             most, least = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
-            if present[most] >= SKEW * present[least]:
+            if present[most] >= IMBALANCE_RATIO * present[least]:
                 text = f"{name} has {present[most]:,} images of {most} and {present[least]:,} of {least}"
                 yield Finding("class", f"{text}, {present[most] / present[least]:,.0f} times fewer")
 
@@ -324,14 +336,14 @@ def _odd_names(scanned: Scanned, facts: Facts) -> Iterator[Finding]:
         if number and named and FORMATS[number - 1] != named:
             misnamed.append((i, FORMATS[number - 1]))
         if not key.isprintable() or key != key.strip():
-            yield Finding("name", "has characters in its name that cannot be seen", (scanned.item(i),))
+            yield Finding("name", "has invisible characters in its name", (scanned.item(i),))
         first = seen.setdefault(key.casefold(), i)
         if first != i and scanned.item(first).key != key:
-            yield Finding("name", "the same name but for capital letters", (scanned.item(first), scanned.item(i)))
+            yield Finding("name", "names that differ only in capital letters", (scanned.item(first), scanned.item(i)))
     if 2 * len(misnamed) > max(len(facts), 2):  # a habit of the whole set, as after re-encoding: one finding
-        yield Finding("name", f"{len(misnamed):,} of {len(facts):,} files are of another format than their names say")
+        yield Finding("name", f"{len(misnamed):,} of {len(facts):,} files have the wrong extension")
     else:
-        yield from (Finding("name", f"is {kind}, whatever its name says", (scanned.item(i),)) for i, kind in misnamed)
+        yield from (Finding("name", f"is {kind} despite its extension", (scanned.item(i),)) for i, kind in misnamed)
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
@@ -370,7 +382,9 @@ def _doubtful_labels(
 
 
 def _features(scanned: Scanned, index: "np.ndarray[Any, Any]", embed: Embed, console: Console) -> Tensor:
-    features = [torch.zeros(0, 1)] if not len(index) else []
+    if not len(index):
+        return torch.zeros(0, 1)
+    features: list[Tensor] = []
     with console.progress("embedding", len(index)) as show:
         for start in range(0, len(index), _BATCH):
             places = [scanned.locate(i) for i in index[start : start + _BATCH].tolist()]

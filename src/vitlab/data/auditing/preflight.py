@@ -12,7 +12,17 @@ import torch
 from vitlab.core.console import Console
 from vitlab.core.environment import usable_cores
 from vitlab.core.errors import UsageError, VitlabError
-from vitlab.data.auditing.audit import SERIOUS, SKEW, TITLES, Item, Kind, Scanned, audit, class_counts, scan_parts
+from vitlab.data.auditing.audit import (
+    IMBALANCE_RATIO,
+    SERIOUS,
+    TITLES,
+    Item,
+    Kind,
+    Scanned,
+    audit,
+    class_counts,
+    scan_parts,
+)
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.decode import bits_for, bytes_of_array, largest_value
 from vitlab.data.decode import opened as opened_image
@@ -77,7 +87,7 @@ def _small_classes(used: Mapping[str, Dataset]) -> int:
     for part in used.values():
         counts.update(class_counts(part))
     most = max(counts.values(), default=0)
-    return sum(count <= 1 or most >= SKEW * count for count in counts.values())
+    return sum(count <= 1 or most >= IMBALANCE_RATIO * count for count in counts.values())
 
 
 def _num_leaked(items: Sequence[Item], fitted: Set[str]) -> int:

@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -41,7 +41,7 @@ FACTS = np.dtype(
         ("rows", "u4"),
         ("cols", "u4"),
         ("bytes", "u8"),
-        ("damaged", "?"),  # decodes all the same
+        ("damaged", "?"),  # but decodes
         ("turned", "?"),  # by EXIF
         ("animated", "?"),
         ("cmyk", "?"),
@@ -54,10 +54,19 @@ FACTS = np.dtype(
     ]
 )
 Facts = np.ndarray[Any, np.dtype[np.void]]
-Faults = dict[int, str]  # why an image cannot be used, as the end of a sentence that begins with its name
-Chunk = tuple[int, int]
+Faults = dict[int, str]  # by image, why it cannot be used, as a predicate of the file name: "is empty"
+
+
+class Chunk(NamedTuple):
+    """A range of images, examined by one process at a time."""
+
+    start: int
+    stop: int
+
+
 _Result = tuple[Chunk, Facts, Faults]
 
+_JPEG = FORMATS.index("JPEG") + 1  # as a "format"; also that of MPO, a JPEG with more pictures behind the first
 _CHUNK = 32  # images per message between processes: a few seconds of work at most, and the overhead is small
 _MOVING = ("GIF", "PNG", "TIFF", "WEBP")  # where a second frame is a second picture; in JPEGs of phones it is a preview
 
@@ -66,7 +75,9 @@ _HASH_SIDE = 32  # at least three pixels to the fastest wave, and images of 32 p
 _SLOWEST = sorted(
     ((u, v) for u in range(_FREQUENCIES) for v in range(_FREQUENCIES) if u + v), key=lambda wave: (sum(wave), wave)
 )[:64]
-_WAVES = [_SLOWEST[i] for byte in range(8) for i in range(byte, 64, 8)]  # each byte has slow ones and fast ones
+# Candidates for duplicates agree in some bytes of the hash. Those of slow waves alone would agree for most photos, and those of
+# fast ones alone would differ between a photo and its copy; so each byte has waves of every speed.
+_WAVES = [_SLOWEST[i] for byte in range(8) for i in range(byte, 64, 8)]
 # In whole numbers, so that a wave near zero has the same sign on every processor.
 _COSINES = np.rint(
     2**12 * np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_HASH_SIDE) + 1) / (2 * _HASH_SIDE))
@@ -81,7 +92,7 @@ def scan(dataset: Dataset, facts: Facts, *, workers: int | None, advance: Callab
     `advance` gets the number of images done. The result is the same for any number of workers.
     """
     faults, done = Faults(), 0
-    chunks = [(start, min(start + _CHUNK, len(dataset))) for start in range(0, len(dataset), _CHUNK)]
+    chunks = [Chunk(start, min(start + _CHUNK, len(dataset))) for start in range(0, len(dataset), _CHUNK)]
     for (start, stop), part, wrong in _in_processes(dataset.read, chunks, num_workers(workers)):
         facts[start:stop] = part
         faults.update(wrong)
@@ -124,8 +135,8 @@ def _alone(read: Reader, chunk: Chunk) -> Iterator[_Result]:
             yield chunk, np.zeros(1, FACTS), {start: "makes the decoder crash"}
             return
         middle = (start + stop) // 2
-        yield from _alone(read, (start, middle))
-        yield from _alone(read, (middle, stop))
+        yield from _alone(read, Chunk(start, middle))
+        yield from _alone(read, Chunk(middle, stop))
 
 
 def _examine_chunk(chunk: Chunk) -> _Result:
@@ -142,8 +153,9 @@ def _examine_chunk(chunk: Chunk) -> _Result:
 
 def _examine(i: int, record: Any) -> str | None:
     """Fill the record, and return what is wrong, whatever the file does."""
+    read: Reader = worker_state()
     try:
-        source = worker_state()(i)
+        source = read(i)
     except OSError as error:
         return why_unreadable(error)
     except VitlabError as error:
@@ -159,13 +171,13 @@ def _examine(i: int, record: Any) -> str | None:
 def _examine_file(source: bytes, record: Any) -> str | None:
     try:
         with open_header(io.BytesIO(source)) as image:
-            record["format"] = FORMATS.index(image.format) + 1 if image.format in FORMATS else 1  # MPO is JPEG as well
+            record["format"] = FORMATS.index(image.format) + 1 if image.format in FORMATS else _JPEG
             record["rows"], record["cols"] = image.height, image.width
             if least_shrinkage(image) is None:
                 return f"has {image.width:,}x{image.height:,} pixels; {PIXEL_LIMIT}"
             record["cmyk"] = image.mode == "CMYK"
             record["deep"] = image.mode[0] in "IF" or any(map(_has_16_bits, image.tile))
-            with contextlib.suppress(Exception):  # a damaged remark about a picture is not a damaged picture
+            with contextlib.suppress(Exception):  # damaged metadata do not make a damaged picture
                 record["animated"] = image.format in _MOVING and getattr(image, "is_animated", False)
                 record["turned"] = image.getexif().get(ORIENTATION, 1) in range(2, 9)
     except VitlabError as error:
@@ -177,10 +189,10 @@ def _examine_file(source: bytes, record: Any) -> str | None:
     try:
         with open_header(io.BytesIO(source)) as image:
             image.verify()  # the checksums of a PNG, which its decoder passes over
-        record["damaged"] = record["format"] == 1 and _is_corrupt(source)
+        record["damaged"] = record["format"] == _JPEG and _is_corrupt(source)
         record["largest"] = largest_value(source) if record["deep"] else 0
         bits = bits_for(int(record["largest"])) if record["largest"] else MOST_BITS
-        _look(np.asarray(decode(source, "RGB", bits).permute(1, 2, 0)), record)
+        _fill_thumbnail_and_hash(np.asarray(decode(source, "RGB", bits).permute(1, 2, 0)), record)
     except Exception:
         return "is damaged or cut short: its pixels cannot be decoded"
     return None
@@ -217,11 +229,11 @@ def _examine_pixels(pixels: "np.ndarray[Any, Any]", record: Any) -> str | None:
         return f"is not a picture: {error.what}"
     record["rows"], record["cols"] = pixels.shape[:2]
     # Two channels or many have no colours to look at: the first one stands for all.
-    _look(pixels if pixels.shape[2] == 3 else pixels[:, :, :1].repeat(3, axis=2), record)
+    _fill_thumbnail_and_hash(pixels if pixels.shape[2] == 3 else pixels[:, :, :1].repeat(3, axis=2), record)
     return None
 
 
-def _look(pixels_YX3: "np.ndarray[Any, Any]", record: Any) -> None:
+def _fill_thumbnail_and_hash(pixels_YX3: "np.ndarray[Any, Any]", record: Any) -> None:
     """The thumbnail, and the perceptual hash: signs of the 64 slowest DCT waves."""
     picture = Image.fromarray(np.ascontiguousarray(pixels_YX3))
     record["thumb"] = _shrink(picture, THUMB_SIDE)

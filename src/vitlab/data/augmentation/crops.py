@@ -91,9 +91,8 @@ def _inception_box(rule: CropRule, height: int, width: int, draw: Draw) -> Box:
         low = round(math.sqrt(least / aspect))
         high = min(round(math.sqrt(most / aspect)), int((width + 0.5) / aspect), height)
         rows = low + int(draw() * (high - low + 1)) if low < high else high
-        rows += (rows * round(rows * aspect) < least) - (
-            rows * round(rows * aspect) > most
-        )  # one row more or less, where rounding left the area
+        # One row more or less, where rounding has left the range of areas.
+        rows += (rows * round(rows * aspect) < least) - (rows * round(rows * aspect) > most)
         cols = round(rows * aspect)
         if least <= rows * cols <= most and 0 < rows <= height and 0 < cols <= width:
             return _random_place(rows, cols, height, width, draw)

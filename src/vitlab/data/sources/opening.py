@@ -1,10 +1,13 @@
-"""One way in for all data: a path, an address or a name -> its parts."""
+"""One way in for all data: a path, an address or a name -> its parts.
+
+A form in which files hold a data set is one row of `_FORMS`.
+"""
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
@@ -28,8 +31,46 @@ from vitlab.data.synthetic.settings import is_synthetic
 _SHOWN = 5  # classes in an error; the number of the others follows
 
 Source = str | Path | Opened | Dataset | Any  # the last: a map-style data set of torch's, or one that looks like it
-FILE_SUFFIXES = (*tables.SUFFIXES, ".tar", ".npz")  # of a file that holds a data set
 _VTAB = "vtab:"  # before the name of a set: its thousand images as the benchmark takes them
+
+
+def _holds_tars(folder: Path) -> bool:
+    return any(folder.glob("*.tar"))
+
+
+def _open_shards(path: Path, _: tables.Columns | None, needs_labels: bool) -> Opened:
+    return shards.open_shards(path, needs_labels=needs_labels)
+
+
+def _open_rows(path: Path, columns: tables.Columns | None, needs_labels: bool) -> Opened:
+    """Images inside a table, or a table of their paths."""
+    inside = path.is_dir() or (path.suffix.lower() == ".parquet" and columnar.holds_images(path))
+    open_it = columnar.open_columnar if inside else tables.open_table
+    return open_it(path, columns, needs_labels=needs_labels)
+
+
+def _open_arrays(path: Path, _: tables.Columns | None, needs_labels: bool) -> Opened:
+    """Arrays of pixels, or packed images."""
+    if path.is_file() and not arrays.holds_arrays(path):
+        return packed.open_packed({"all": path})
+    return arrays.open_arrays(path, needs_labels=needs_labels)
+
+
+class _Form(NamedTuple):
+    """A form in which files hold a data set: their endings, whether a folder holds such, and what opens file or folder."""
+
+    suffixes: tuple[str, ...]
+    is_in: Callable[[Path], bool]
+    open: Callable[[Path, tables.Columns | None, bool], Opened]
+
+
+# The first that a folder holds is opened.
+_FORMS = (
+    _Form((".tar",), _holds_tars, _open_shards),
+    _Form(tables.SUFFIXES, columnar.is_columnar, _open_rows),
+    _Form((".npz",), arrays.holds_arrays, _open_arrays),  # and .npy in a folder: alone it may be an image
+)
+FILE_SUFFIXES = tuple(suffix for form in _FORMS for suffix in form.suffixes)  # of a file that holds a data set
 
 
 class NoSuchData(UsageError):
@@ -67,7 +108,7 @@ def _open(where: Source, columns: tables.Columns | None, console: Console | None
         return where if isinstance(where, Opened) else Opened({"all": _in_python(where)})
     text, path = str(where), Path(where)
     if columns and not _has_columns(path):
-        raise UsageError(f"{where} is not a table, so that no columns can be named")
+        raise UsageError(f"{where} is not a table: --columns needs a table")
     if not text:
         raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
     if addresses.is_remote(text):
@@ -144,38 +185,32 @@ def _has_columns(path: Path) -> bool:
 
 def holds_stored_set(path: Path) -> bool:
     """Whether a folder holds shards, a columnar set or arrays, and no class folders that these would be a copy of."""
-    stored = any(path.glob("*.tar")) or columnar.is_columnar(path) or arrays.holds_arrays(path)
-    return stored and not folders.holds_classes(path)
+    return _stored_form(path) is not None
+
+
+def _stored_form(folder: Path) -> _Form | None:
+    form = next((form for form in _FORMS if form.is_in(folder)), None)
+    return None if form is None or folders.holds_classes(folder) else form
 
 
 def _open_folder(path: Path, columns: tables.Columns | None, needs_labels: bool) -> Opened:
-    """Shards, or class folders, whose archive a tar beside them then is."""
+    """A stored set, or class folders; a tar beside these is their archive."""
+    if (form := _stored_form(path)) is not None:
+        return form.open(path, columns, needs_labels)
     tars = sorted(file.name for file in path.glob("*.tar"))
-    if holds_stored_set(path):
-        if tars:
-            return shards.open_shards(path, needs_labels=needs_labels)
-        if columnar.is_columnar(path):
-            return columnar.open_columnar(path, columns, needs_labels=needs_labels)
-        return arrays.open_arrays(path, needs_labels=needs_labels)
     opened = folders.open_folder(path)
     return dataclasses.replace(opened, notes=(*opened.notes, f"not used: {tars[0]}")) if tars else opened
 
 
 def _open_file(path: Path, columns: tables.Columns | None, needs_labels: bool) -> Opened:
-    ending = path.suffix.lower()
-    if ending == ".parquet" and columnar.holds_images(path):
-        return columnar.open_columnar(path, columns, needs_labels=needs_labels)
-    if ending in tables.SUFFIXES:
-        return tables.open_table(path, columns, needs_labels=needs_labels)
-    if ending == ".tar":
-        return shards.open_shards(path, needs_labels=needs_labels)
-    if ending == ".npz":
-        if not arrays.holds_arrays(path):
-            return packed.open_packed({"all": path})
-        return arrays.open_arrays(path, needs_labels=needs_labels)
-    if ending == ".npy":
+    suffix = path.suffix.lower()
+    for form in _FORMS:
+        if suffix in form.suffixes:
+            return form.open(path, columns, needs_labels)
+    if suffix == ".npy":  # one array of a folder of them
         return arrays.open_arrays(path.parent, needs_labels=needs_labels)
     raise FileProblem(
         f"{path} is not a data set that vitlab knows",
-        hint="Give a folder of class folders, a .csv, .parquet, .tar or .npz, or the name of a data set.",
+        hint=f"Give a folder of class folders, a {', '.join(FILE_SUFFIXES[:-1])} or {FILE_SUFFIXES[-1]}, "
+        "or the name of a data set.",
     )

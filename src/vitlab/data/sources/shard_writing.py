@@ -85,7 +85,7 @@ def _in_processes(
             yield from (future.result() for future in concurrent.futures.as_completed(running))
         except BrokenProcessPool:
             raise VitlabError(
-                "a process that writes shards was killed, most likely for want of memory",
+                "a process that writes shards was killed, probably out of memory",
                 hint="Use fewer --workers, or a smaller --per-shard; what is written is kept.",
             ) from None
 
@@ -133,7 +133,7 @@ def _encoded(dataset: Dataset, i: int) -> tuple[bytes, str]:
     for start, suffix in _STARTS.items():
         if re.match(start, picture, re.DOTALL):
             return picture, suffix
-    raise FileProblem(f"{dataset.keys[i]} is not an image, so it goes into no shard", hint=_MEND)
+    raise FileProblem(f"{dataset.keys[i]} is not an image and cannot be packed", hint=_MEND)
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, amount
 from vitlab.core.reading import file_version, open_regular, parse_json, read_bytes
 from vitlab.data.dataset import Dataset, Opened, class_order, one_spelling, part_in_name, several_labels, single_labels
 from vitlab.data.sources.addresses import (
@@ -152,7 +152,7 @@ def scan_shard(shard: str, *, needs_labels: bool = True) -> list[Entry]:
                 labels.setdefault(key, {})[kind] = file.read(member.size)
     if needs_labels and (alone := sorted(images.keys() ^ labels.keys())):
         what = "has no label" if alone[0] in images else "has a label, but no image"
-        raise FileProblem(f"{shard}: {alone[0]!r:.60} {what} ({len(alone)} of these)")
+        raise FileProblem(f"{shard}: {alone[0]!r:.60} {what} ({amount(len(alone), 'such file')})")
     entries: list[Entry] = []
     for key, place in images.items():
         kind = next((kind for kind in _LABEL_SUFFIXES if kind in labels.get(key, ())), None)

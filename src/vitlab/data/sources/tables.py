@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitlab.core.errors import FileProblem, MissingExtra, UsageError, VitlabError
+from vitlab.core.errors import FileProblem, MissingExtra, UsageError, VitlabError, amount
 from vitlab.core.reading import open_regular
 from vitlab.data.dataset import (
     PART_NAMES,
@@ -56,7 +56,7 @@ def open_table(path: Path, columns: Columns | None = None, *, needs_labels: bool
     multi = any(_SEPARATOR in row.label for row in rows) or not (needs_labels or all(row.label for row in rows))
     if not multi and (bare := [row.where for row in rows if not row.label]):
         raise FileProblem(
-            f"{path}, {bare[0]}: no label ({len(bare):,} of these)",
+            f"{path}, {bare[0]}: no label ({amount(len(bare), 'such row')})",
             hint=f"Only where images have several labels, separated by '{_SEPARATOR}', may one have none.",
         )
     spelled = [_labels(row.label) if multi else (row.label,) for row in rows]
@@ -187,7 +187,10 @@ def _require_parts(path: Path, parts: dict[str, list[int]]) -> None:
     if unknown := [name for name in parts if name not in (*PARTS, "all")]:
         raise FileProblem(f"{path} has the split '{unknown[0]}'", hint=f"Known: {', '.join(PARTS)}.")
     if "all" in parts and len(parts) > 1:
-        raise FileProblem(f"{path} says the split of some images and of {len(parts['all'])} others not")
+        raise FileProblem(
+            f"{path}: {amount(len(parts['all']), 'row')} without a split, though others have one",
+            hint="Fill in the column, or leave it out.",
+        )
 
 
 def _require_files(path: Path, rows: Sequence[Row]) -> None:

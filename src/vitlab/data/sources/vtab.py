@@ -66,7 +66,7 @@ def find_task(name: str) -> tuple[VtabTask, int | None]:
     except UnknownName:
         known = ""
     if known not in VTAB:
-        raise UnknownName("VTAB task", plain, VTAB, hint=f"The tasks are {', '.join(VTAB)}.")
+        raise UnknownName("VTAB task", plain, VTAB, list_all=True)
     if slash and images not in (str(TRAIN), str(FINAL)):
         raise UsageError(
             f"'{name}' is not a part of a VTAB task",
