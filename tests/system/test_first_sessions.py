@@ -351,7 +351,7 @@ def test_junk_among_the_photos(newcomer: Newcomer) -> None:
     assert_trained(output, tested=4)
     assert "Images that could not be read and were left out: 1; the report names them.\n" in output.out
     for line in (
-        "1 files without an image's ending were ignored: 1 .txt",
+        "ignored 1 file without an image extension: 1 .txt",
         "warning: 1 of 3 classes dropped, with fewer than 1 images: empty class",
         "left out: bees/broken.jpg: is not a readable image: it is damaged or cut short",
     ):

@@ -19,7 +19,7 @@ _REDRAWS_PER_SECOND = 8
 
 
 class Console:
-    """`quiet` prints nothing, `verbose` also what only the log has otherwise: how positions were resized, say."""
+    """`quiet` prints nothing; `verbose` also prints what else only the log has, such as how positions were resized."""
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet, self.verbose = quiet, verbose
@@ -33,7 +33,7 @@ class Console:
         self._out.print(text, markup=False, emoji=False, style=style)
 
     def detail(self, text: str) -> None:
-        """Say it where details are wanted, and put it into the log anyway."""
+        """Print if verbose; always add to the log."""
         if self.verbose:
             self.say(text)
         else:

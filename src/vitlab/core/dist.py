@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class FailedElsewhere(VitlabError):
-    """What all had to do together failed in another process, which says why."""
+    """Joint work failed in another process, which reports why."""
 
 
 class ProcessLost(VitlabError):
@@ -162,13 +162,13 @@ def join(device: torch.device) -> Generator[World]:
         if distributed.is_initialized():
             _left.append(distributed.group.WORLD)
             distributed.destroy_process_group()
-            # A thread of gloo's that is about to let go of the last tensors needs Python for it. Where Python is gone by then,
-            # it ends the process with SIGABRT, after all was done.
+            # A gloo thread that frees its last tensors needs the interpreter. After the interpreter has shut down, it would
+            # abort the process (SIGABRT) although all work was done.
             time.sleep(_LAST_WORK_S)
 
 
-# Groups that this process has left. Whoever lets go of one last waits for gloo's thread, and that thread may wait for Python:
-# DistributedDataParallel would hold Python meanwhile, and both would wait for ever. Kept here, it is never the last.
+# Groups that this process has left. Dropping the last reference to one waits for gloo's thread, which may wait for the GIL:
+# DistributedDataParallel holds the GIL meanwhile, a deadlock. A reference kept here is never dropped.
 _left: list[distributed.ProcessGroup | None] = []
 
 
@@ -176,7 +176,7 @@ def _open_store(launch: Launch) -> distributed.Store:
     """Open the store in which the processes meet; a new one for each restart.
 
     torchrun's agent keeps its store over restarts, with the addresses of dead processes in it (docs/decisions/015). So it
-    only holds the port of a store of our own, and a port that nobody listens on is that of an earlier start.
+    only holds the port of our own store, and a port without a listener is that of an earlier start.
     """
     store, _, _ = next(distributed.rendezvous(launch.address, launch.rank, launch.size, timeout=_TIMEOUT))
     store.set_timeout(_TIMEOUT)

@@ -115,7 +115,7 @@ def _retry(transfer: Callable[[], None], file: fsio.PartialFile, url: str, *, re
                 after = f" after {file.size:,} bytes, which are kept" if file.size and resumable else ""
                 raise FileProblem(
                     f"{shown(url)} cannot be fetched: {_reason(error)}{after}",
-                    hint="Check the connection and run the same again.",
+                    hint="Check the connection and run the same command again.",
                 ) from error
             time.sleep(_PAUSE * 2 ** (failures - 1))
 
@@ -176,7 +176,7 @@ def _require_room(folder: Path, total: int | None, have: int) -> None:
     if total is not None and (missing := total - have) > (free := free_bytes(folder)):
         raise FileProblem(
             f"{folder} has {free / _MB:,.0f} MB free, and {missing / _MB:,.0f} MB are needed",
-            hint="Make room there and run the same again.",
+            hint="Free some space there and run the same command again.",
         )
 
 
@@ -193,7 +193,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         scheme = urlsplit(newurl).scheme
         if scheme not in ("http", "https") or (req.type == "https" and scheme != "https"):
-            raise FileProblem(f"{shown(req.full_url)} leads to {shown(newurl)}, which is not followed")
+            raise FileProblem(f"{shown(req.full_url)} redirects to {shown(newurl)}, which is not allowed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

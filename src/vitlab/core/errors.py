@@ -55,7 +55,7 @@ class Unreadable(FileProblem):
 
 
 class Unreachable(Unreadable):
-    """A store that does not answer: nothing is known of the file, so that it must not count as a bad one."""
+    """A store that does not answer: nothing is known of the file, which must not count as a bad one."""
 
 
 class MissingExtra(VitlabError, ImportError):

@@ -176,7 +176,7 @@ def write_json(path: Path, value: Any) -> None:
 def append_line(path: Path, line: str) -> None:
     """Append one line to a log; a crash can cut that line short, nothing before it."""
     if path.exists() and not path.is_file():
-        raise FileProblem(f"{path} is not a regular file")  # opening a pipe would wait for ever
+        raise FileProblem(f"{path} is not a regular file")  # opening a pipe would block forever
     with _explained(path):
         _announce("append", path)
         with path.open("a", encoding="utf-8") as file:
@@ -281,7 +281,7 @@ class NewFolder:
 def new_folder(path: Path, *, size: int = 0, manifest: bool = True) -> Generator[NewFolder]:
     """Build a folder beside its final place, then rename it there.
 
-    The target must not exist: an existing folder may be somebody's only copy. A folder that will keep changing has no manifest.
+    The target must not exist: an existing folder may be the user's only copy. A folder that will keep changing has no manifest.
     """
     folder = NewFolder(path, NewFolder.new_token(), size=size)
     folder.make()
@@ -293,7 +293,7 @@ def new_folder(path: Path, *, size: int = 0, manifest: bool = True) -> Generator
         raise
 
 
-_RESUMES = "Make room there and run the same command again: it resumes."
+_RESUMES = "Free some space there and run the same command again: it resumes."
 
 
 class PartialFile:
@@ -426,7 +426,7 @@ def remove_folder(path: Path) -> None:
 def locked(folder: Path) -> Generator[None]:
     """Lock the folder for this process; raise after a second if another one has it.
 
-    What a killed process left half written is cleared away: nobody else can be writing it.
+    Half-written files of killed processes are removed: while the lock is held, no other process can be writing them.
     """
     with _explained(folder / LOCK):
         _announce("append", folder / LOCK)
@@ -446,7 +446,7 @@ def locked(folder: Path) -> Generator[None]:
 
 def _clear(folder: Path) -> None:
     """Remove leftovers of killed processes, except in folders that have a lock."""
-    for place, folders, files in os.walk(folder):  # which bears that others remove what is theirs meanwhile
+    for place, folders, files in os.walk(folder):  # tolerates what other processes remove meanwhile
         if LOCK in files and Path(place) != folder:
             folders.clear()  # goes no deeper
             continue
@@ -457,7 +457,7 @@ def _clear(folder: Path) -> None:
 def verify_folder(path: Path, required: Iterable[str] = (), *, share: tuple[int, int] = (0, 1)) -> list[str]:
     """Check every file of a folder against its manifest; return the file names.
 
-    What is `required` must be listed: a file that the manifest does not know was checked by nobody. `share` (i, n) checks
+    What is `required` must be listed: a file that is not in the manifest would go unchecked. `share` (i, n) checks
     every n-th file from the i-th on, where n processes do the rest together.
     """
     try:
@@ -582,5 +582,7 @@ def _explained(path: Path, hint: str | None = None, size: int = 0) -> Generator[
             room = f" ({f'{needed:,} bytes needed, ' if needed else ''}{free + taken:,} bytes free there)"
         if hint is None:
             kept = path.absolute().is_relative_to(cache_folder().absolute())
-            hint = f"{f'Set {CACHE_VARIABLE} to another folder' if kept else 'Choose another --out'}, or make room."
+            hint = (
+                f"{f'Set {CACHE_VARIABLE} to another folder' if kept else 'Choose another --out'}, or free some space."
+            )
         raise FileProblem(f"cannot write {path}: {error.strerror or error}{room}", hint=hint) from error

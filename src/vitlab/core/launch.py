@@ -61,7 +61,7 @@ class NoMainGuard(UsageError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the script runs again in each process that it starts to load images, because this system starts them anew",
+            "the script runs again in every process that loads images, because this system spawns processes and does not fork",
             hint='Put its calls of vitlab under `if __name__ == "__main__":`.',
         )
 

@@ -52,7 +52,7 @@ def _free_in_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
         rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    # Files that were read, once or often, stay in memory until somebody needs the room.
+    # Files that were read, once or often, stay in memory until it is needed.
     reclaimable = sum(int(rows.get(name, 0)) for name in ("inactive_file", "active_file", "slab_reclaimable"))
     return None if most == "max" else int(most) - int(used) + reclaimable
 
@@ -74,7 +74,7 @@ def _taken_by_process() -> int:
 
 
 def limit_memory(more: int) -> None:
-    """Let this process take `more` bytes than it has now; where the system knows no such limit, do nothing."""
+    """Let this process take `more` bytes than it has now; where the system has no such limit, do nothing."""
     if not _STATM.exists():
         return
     import resource

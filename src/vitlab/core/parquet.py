@@ -47,5 +47,5 @@ def _array(pyarrow: Any, column: Column) -> Any:
 
 
 def _utf8(text: str) -> str:
-    """Parquet knows UTF-8 alone, and a file name may hold any bytes: those that are none become \\xff."""
+    """Parquet holds UTF-8 only, and a file name may have any bytes: invalid ones become \\xff."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

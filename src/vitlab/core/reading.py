@@ -1,6 +1,6 @@
 """Read files from others: regular files of bounded size, one kind of error.
 
-The counterpart of `fsio`, which writes. A path may name a FIFO, a device or a folder; opening those would wait for ever, so
+The counterpart of `fsio`, which writes. A path may name a FIFO, a device or a folder; opening those would block forever, so
 nothing but a regular file is ever opened. What a file holds is data: it is parsed, never executed.
 """
 
@@ -43,7 +43,7 @@ def open_regular(path: str | Path, limit: int | None = None) -> io.BufferedReade
         found = os.fstat(descriptor)
         require_regular(path, found)
         if limit is not None and found.st_size > limit:
-            raise FileProblem(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read of such a file")
+            raise FileProblem(f"{path} has {found.st_size:,} bytes, more than the {limit:,} allowed for such a file")
         if found.st_size > _SPARSE_CHECK_FROM:
             _require_on_disk(path, descriptor, found)
         return os.fdopen(descriptor, "rb")
@@ -63,7 +63,8 @@ def _require_on_disk(path: str | Path, descriptor: int, found: os.stat_result) -
     """Raise for a file that is mostly holes: a terabyte of them takes no room, but an hour."""
     on_disk, first_hole = getattr(found, "st_blocks", found.st_size) * 512, found.st_size
     if on_disk * _MOST_SPARSE < found.st_size:
-        with contextlib.suppress(OSError):  # some network file systems say that no file takes room, and know no holes
+        # Some network file systems report no blocks for any file, and do not know holes.
+        with contextlib.suppress(OSError):
             first_hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
     if first_hole < found.st_size:
         raise FileProblem(
@@ -89,7 +90,7 @@ def require_inside(path: Path, folder: Path) -> None:
     """
     if not path.is_symlink():
         return
-    place = Path(os.path.realpath(folder))  # unlike Path.resolve, bears links in a circle
+    place = Path(os.path.realpath(folder))  # unlike Path.resolve, tolerates circular links
     blobs = [place.parent.parent / "blobs"] if place.parent.name == "snapshots" else []
     if not any(Path(os.path.realpath(path)).is_relative_to(home) for home in (place, *blobs)):
         raise FileProblem(
@@ -108,7 +109,7 @@ def read_text(path: str | Path, limit: int | None = None, encoding: str = "utf-8
     try:
         text = read_bytes(path, limit).decode(encoding)
     except UnicodeDecodeError as error:
-        raise FileProblem(f"{path} is not {encoding} text: byte {error.start} does not belong there") from None
+        raise FileProblem(f"{path} is not {encoding} text: invalid byte at position {error.start}") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -134,12 +135,12 @@ def parse_json(text: str, origin: str, *, unique: bool = False) -> Any:
     except RecursionError:
         raise FileProblem(f"{origin} is nested too deeply to be read") from None
     except ValueError as error:  # not JSON, or a whole number of thousands of digits
-        raise FileProblem(f"{origin} is not a JSON file that can be read: {error}") from None
+        raise FileProblem(f"{origin} is not valid JSON: {error}") from None
     return found
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys all differ; of two values under one key, Python would drop the first without a word."""
+    """A JSON object whose keys all differ; of two values under one key, Python would silently drop the first."""
     if len(table := dict(pairs)) != len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("it has a duplicate key")
     return table

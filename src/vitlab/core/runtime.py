@@ -17,7 +17,7 @@ import torch
 from vitlab.core.errors import UsageError, amount
 
 OptimizerKind = TypeVar("OptimizerKind", bound=type[torch.optim.Optimizer])
-_MOST_THREADS = 1024  # the library behind torch makes them all at once, and ends the process where it cannot
+_MOST_THREADS = 1024  # torch creates them all at once, and the process aborts where that fails
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ def prepare(device: str = "auto", seed: int = 0, threads: int | None = None) -> 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # As `use_deterministic_algorithms(True)`, which would also load a compiler, for a third of a command's start.
     torch.set_deterministic_debug_mode("error")
-    # It would also fill every new tensor, in case someone reads what nobody wrote: a kernel more for each.
+    # It would also fill every new tensor, in case uninitialised values are read: one more kernel for each.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     torch.manual_seed(seed)
     return Runtime(device=pick_device(device), seed=seed, threads=torch.get_num_threads())
@@ -63,7 +63,7 @@ def restored_torch_globals() -> Generator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(strict)
-        if "torch._inductor" in sys.modules:  # somebody compiled, and told the compiler too
+        if "torch._inductor" in sys.modules:  # the compiler is loaded, and has the setting as well
             torch.use_deterministic_algorithms(strict > 0, warn_only=strict == 1)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore[reportAttributeAccessIssue]
         torch.set_rng_state(noise)

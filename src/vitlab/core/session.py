@@ -1,6 +1,6 @@
-"""Where the work of one verb is done: set up once, and left as it was found.
+"""The session of one command: set up once, restored at the end.
 
-Joins what every verb needs before it begins: device, threads and seed, the other processes, and a voice.
+Joins what every command needs before it begins: device, threads and seed, the other processes, and a console.
 
 with open_session(device, seed, threads, quiet=quiet) as session:
     session.console.say(f"on {session.world.device}")
@@ -18,7 +18,7 @@ from vitlab.core.runtime import Runtime, prepare, restored_torch_globals
 
 
 class Session(NamedTuple):
-    """`world.device` is this process's own, where several share a machine. Only the first process has a voice."""
+    """`world.device` is this process's own, where several share a machine. Only the first process prints."""
 
     runtime: Runtime
     world: dist.World
@@ -29,7 +29,7 @@ class Session(NamedTuple):
 def open_session(
     device: str = "auto", seed: int = 0, threads: int | None = None, *, quiet: bool = False, verbose: bool = False
 ) -> Generator[Session]:
-    """Sets torch up, joins the other processes, and undoes both at the end: a library call must not leave marks."""
+    """Set torch up, join the other processes, and undo both at the end: a library call must not change global state."""
     require_main_guard()  # before anything is written: a second run would be begun
     with restored_torch_globals():
         runtime = prepare(device, seed, threads)

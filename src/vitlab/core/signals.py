@@ -1,4 +1,4 @@
-"""Defer Ctrl-C and SIGTERM until the step is saved; a second one exits at once."""
+"""Defer Ctrl-C and SIGTERM until the step is saved; a second one exits immediately."""
 
 import contextlib
 import signal

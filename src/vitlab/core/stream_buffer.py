@@ -1,4 +1,4 @@
-"""A file that is made in memory and taken away piece by piece, for libraries that want to write to a file."""
+"""An in-memory file that is drained piece by piece, for libraries that write to a file."""
 
 import io
 

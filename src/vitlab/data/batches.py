@@ -30,8 +30,8 @@ class Places(NamedTuple):
 class Order:
     """An endless stream of examples, cut into batches; epochs follow without a gap.
 
-    `repeats` > 1 shows each image so many times in a row, each time augmented anew (repeated augmentation). `balanced` draws
-    every class equally often, with replacement, instead of shuffling; it needs `labels`, one per image.
+    `repeats` > 1 shows each image so many times in a row, augmented differently each time (repeated augmentation). `balanced`
+    draws every class equally often, with replacement, instead of shuffling; it needs `labels`, one per image.
     """
 
     size: int

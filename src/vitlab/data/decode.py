@@ -121,7 +121,7 @@ def opened(source: ImageInput) -> Generator[Image.Image]:
     except PermissionError:
         raise FileProblem(f"no permission to read {name}") from None
     except MemoryError:
-        raise FileProblem(f"{name} needs more memory than there is") from None
+        raise FileProblem(f"{name} needs more memory than is free") from None
     except Image.DecompressionBombError:
         raise FileProblem(f"{name} has too many pixels; {PIXEL_LIMIT}") from None
     except Exception:  # Pillow lets many types escape on damaged files, some with addresses in their text
@@ -148,13 +148,13 @@ def _is_empty(source: str | Path | bytes) -> bool:
 
 
 def why_unreadable(error: VitlabError | OSError) -> str:
-    """What went wrong with an image, to stand behind its name."""
+    """Why an image cannot be read, as a predicate of its name."""
     if isinstance(error, VitlabError):
         return error.what.removeprefix(f"{_UNNAMED} ")
     if isinstance(error, FileNotFoundError):
-        return "is not there any more"
+        return "no longer exists"
     if isinstance(error, PermissionError):
-        return "may not be read: no permission"
+        return "cannot be read: no permission"
     if isinstance(error, IsADirectoryError):
         return "is a folder"
     return f"cannot be read: {error.strerror or type(error).__name__}"
@@ -189,9 +189,9 @@ def open_header(file: Any, name: str = _UNNAMED) -> ImageFile:
 def how_to_read(ending: str) -> str:
     """What to do before images of that ending, `.heic`, can be read; empty where there is nothing to do."""
     if ending == ".dng":
-        return "Convert them to JPEG or PNG: vitlab reads no DNG."
+        return "Convert them to JPEG or PNG: vitlab does not read DNG."
     if ending == ".avif" and not features.check("avif"):
-        return "This Pillow was built without AVIF; others are not:  pip install --force-reinstall pillow"
+        return "This Pillow was built without AVIF; install another build:  pip install --force-reinstall pillow"
     if ending in (".heic", ".heif") and _heif_reader() is None:
         return "Install what reads them:  pip install 'vitlab[heic]'"
     return ""
@@ -278,7 +278,7 @@ def bytes_of_array(given: Array | Tensor, bits: int = MOST_BITS) -> Array:
         if not (low >= 0 and high <= 1):  # not a number is neither
             raise UsageError(
                 f"an image array must be uint8, or float from 0 to 1, not {what} from {low:.4g} to {high:.4g}",
-                hint="Divide by 255 what goes to 255; what is normalised already goes to the model itself, clf.model.",
+                hint="Divide values up to 255 by 255; give normalised images to the model itself, clf.model.",
             )
         return (image * np.float32(_WHITE_8)).round().astype(np.uint8)
     if image.dtype == np.uint16:
@@ -328,7 +328,8 @@ def shrinkage(image: Image.Image, size: tuple[int, int], target: tuple[int, int]
     """
     least = least_shrinkage(image) or 1
     spare = min(size[0] // target[0], size[1] // target[1])
-    spare //= 2 if rule.filter == "area" else 1  # its cells end abruptly, and feel more of the grid that was shrunk to
+    # The cells of "area" have sharp edges, and show more of the grid that was shrunk to.
+    spare //= 2 if rule.filter == "area" else 1
     if spare < _LEAST_SPARE or not rule.antialias or not _unread_jpeg(image):
         return least
     upright = _orientation(image) not in _UPRIGHT
@@ -375,7 +376,7 @@ def _orientation(image: Image.Image) -> int:
         with _quiet():
             exif = image.getexif()
             return int(exif[ORIENTATION]) if ORIENTATION in exif else 1  # `get` would raise and catch for most
-    except Exception:  # what describes the image may be broken where the image is not
+    except Exception:  # metadata may be broken where the image is not
         return 1
 
 

@@ -58,7 +58,7 @@ class BadImages:
         self.check()
 
     def share(self, world: World) -> None:
-        """What other processes met counts too. All must call it at the same time."""
+        """Merge the bad images of all processes. All must call it at the same time."""
         self.found = world.gather_dict(self.found)
         self.check()
 
@@ -121,7 +121,7 @@ class TrainInputs:
     rule: Preprocess
     crop: CropRule
     order: Order
-    augmentation: AugmentRule | None = None  # done by the workers; None: left to whoever has the device
+    augmentation: AugmentRule | None = None  # done by the workers; None: left to the caller, on its device
     rank: int = 0
     world: int = 1
 
@@ -168,7 +168,7 @@ class _Eval:
 
 
 def _read_many(dataset: Dataset, ids_B: Tensor, beat: Beat) -> list[Array]:
-    """All images at once, where the source has a way to; none where it has not."""
+    """All images in one call, where the source supports that; else an empty list."""
     images: list[Array] = []
     for part in ids_B.split(_TOGETHER):
         images += dataset.read_many(part.tolist()) or []
@@ -193,14 +193,14 @@ def _batch(
         beat()
         try:
             pixels = picture(i)
-        except Unreachable:  # whoever resumes will see the image
+        except Unreachable:  # a resumed run will read the image
             raise
         except (VitlabError, OSError) as error:
             errors.append((int(places.ids[i]), why_unreadable(error)))
             pixels = None
         room_BYXC[i], valid[i] = 0 if pixels is None else pixels, pixels is not None
     targets = dataset.labels.targets(places.ids, len(dataset.classes))
-    # Channels last in memory: how decoders write, and how the resize and the first convolution like it best.
+    # Channels last in memory: as decoders write, and fastest for the resize and the first convolution.
     images_BCYX = images_BYXC.permute(0, 3, 1, 2)
     return Batch(images_BCYX, targets, torch.tensor(valid), *places, position_B), errors
 
@@ -237,7 +237,7 @@ class _Steps(TorchDataset[_Sent]):
         parts = [part if part.ndim > 1 else part.numpy() for part in batch]
         for part in parts:
             if isinstance(part, Tensor) and get_worker_info() is not None:
-                part.share_memory_()  # torch would do it in a thread whose failure nobody hears of
+                part.share_memory_()  # torch would do it in a thread whose failure goes unreported
         return parts, errors
 
     def _beat(self) -> None:
@@ -255,7 +255,7 @@ def _run(job: Job, steps: range, dataset: Dataset, bad: BadImages, workers: int,
 
 
 def _reached(sent: Iterator[_Sent]) -> Generator[_Sent]:
-    """Without the stack that torch puts around the error of a worker."""
+    """Errors of a worker, without the stack trace that torch adds to their text."""
     try:
         yield from sent
     except Unreachable as error:
@@ -268,7 +268,7 @@ def _sent(job: _Steps, steps: range, workers: int, pin: bool) -> Generator[_Sent
         yield from map(job.__getitem__, steps)
         return
     require_main_guard()
-    with warnings.catch_warnings():  # torch finds more workers than cores unwise; who asks for them may know better
+    with warnings.catch_warnings():  # torch warns of more workers than cores, which the user has chosen
         warnings.filterwarnings("ignore", "This DataLoader will create")
         loader = DataLoader(
             job,
@@ -292,7 +292,7 @@ def _started(loader: "DataLoader[_Sent]") -> Iterator[_Sent]:
     except (BrokenPipeError, EOFError):
         if not starts_processes_anew():
             raise
-        raise NoMainGuard from None  # a worker was gone before it had been sent what it needs
+        raise NoMainGuard from None  # a worker died before it received its job
 
 
 def _as_it_is(sent: Any) -> Any:
@@ -316,8 +316,8 @@ def _next(batches: Iterator[_Sent], job: _Steps) -> _Sent | None:
             if looks * _LOOK_S >= _PATIENCE_S:
                 _kill(batches)
                 raise VitlabError(
-                    f"the processes that load images made none in {_PATIENCE_S:.0f} seconds: one hangs",
-                    hint="Is the disk or the server that holds the data alive?",
+                    f"no image was loaded in {_PATIENCE_S:.0f} seconds: a process that loads images hangs",
+                    hint="Check that the disk or the server with the data responds.",
                 ) from error
 
 

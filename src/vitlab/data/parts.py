@@ -90,8 +90,8 @@ def arrange(
     """The parts that the data has; what is missing is held out, the same for the same data and `split_seed`.
 
     Classes with fewer training images than `min_images` are dropped; those too small to hold some out of are only trained.
-    `needs_val` says that there is no going without validation images, as in a sweep; without `labelled`, images need no
-    classes, and where they have none, nothing is held out to test on.
+    `needs_val`: validation images are required, as in a sweep. Without `labelled`, images need no classes, and where they have
+    none, nothing is held out to test on.
     """
     opened, warnings = drop_small_classes(opened, rule.min_images)
     notes, parts, held = list(opened.notes), opened.parts, list[str]()
@@ -158,8 +158,8 @@ def hold_out(
         held_N = held_out_images(dataset, name, share, seed, copies)
     except UsageError as problem:
         # The test images are held out first and counted no more: a class of two has one left for validation.
-        parts = "train and test" if name == "test" else "train and val, beside what is kept to test on"
-        remedy = "A sweep has to choose on some." if needed else f"--set data.{name}_frac=0 holds none out."
+        parts = "train and test" if name == "test" else "train and val, besides the test images"
+        remedy = "A sweep needs validation images." if needed else f"--set data.{name}_frac=0 holds none out."
         hint = " ".join(filter(None, (problem.hint, remedy)))
         raise UsageError(f"{problem.what} ({parts})", hint=hint) from problem
     return dataset.subset((~held_N).nonzero()[:, 0]), dataset.subset(held_N.nonzero()[:, 0])
@@ -170,7 +170,7 @@ def some_images(dataset: Dataset, count: int, seed: int) -> Dataset:
     if dataset.classes:
         return dataset.subset(_labelled_images(dataset, seed, count=count).nonzero()[:, 0])
     if count > len(dataset):
-        raise UsageError(f"{count:,} images cannot be taken of {dataset.name}: it has {len(dataset):,}")
+        raise UsageError(f"{count:,} images cannot be taken from {dataset.name}: it has {len(dataset):,}")
     order_N = torch.randperm(len(dataset), generator=generator(seed, _LABELLED))
     return dataset.subset(order_N[:count].sort().values)
 
@@ -208,7 +208,7 @@ def _stratified(counts_K: Tensor, count: int, name: str) -> Tensor:
     total, present = int(counts_K.sum()), int((counts_K > 0).sum())
     if not present <= count <= total:
         raise UsageError(
-            f"{count:,} labelled images cannot be taken of {name}: it has {total:,}, and one of each of its "
+            f"{count:,} labelled images cannot be taken from {name}: it has {total:,}, and one of each of its "
             f"{present:,} classes is needed"
         )
     exact_K = counts_K.double() * (count / total)

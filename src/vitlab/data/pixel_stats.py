@@ -72,7 +72,7 @@ class InputWatch:
         return (
             f"the images are unlike those of training: as the model sees them their mean is {now.mean:.2f} and their "
             f"contrast {now.contrast:.2f}, and in training {trained.mean:.2f} and {trained.contrast:.2f}; are they inverted, "
-            "scaled or prepared in another way?"
+            "scaled or preprocessed differently?"
         )
 
 

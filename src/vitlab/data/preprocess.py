@@ -1,6 +1,6 @@
 """From an image to what a model was trained on; saved beside the weights.
 
-Owns `Preprocess` (data) and its application. Single images are arrays until a resize wants a tensor: around images of a few
+Owns `Preprocess` (data) and its application. Single images are arrays until a resize needs a tensor: around images of a few
 thousand bytes, torch costs more than it does. Letters: B batch, C channels, Y X rows and columns.
 """
 

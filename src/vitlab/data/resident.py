@@ -206,7 +206,7 @@ def resident_batches(
 
 
 def _one_ahead(prepared: Callable[[range], Batch], runs: Sequence[range], device: torch.device) -> Generator[Batch]:
-    """`map`, with the next item prefetched by a thread on a CUDA stream of its own.
+    """`map`, with the next item prefetched by a thread on a separate CUDA stream.
 
     Preparing means many small copies and kernels, and random numbers of the CPU: the GPU would stand still for it.
     """

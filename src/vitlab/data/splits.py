@@ -29,8 +29,8 @@ def split_shares(
     """The part of every image, by a stratified split that keeps groups together.
 
     Images are ordered by a hash of name and seed. Without groups, one more image moves at most one other of its class across
-    each border, so that a set can grow and keep its split. `copies` of a picture, by number, stay together too, but for classes
-    that have fewer pictures than there are parts.
+    each border, so that a set can grow and keep its split. `copies` of a picture, by number, stay together too, except in
+    classes that have fewer pictures than there are parts.
     """
     _require_shares(shares)
     if groups is None and not dataset.labels.multi:
@@ -96,7 +96,7 @@ def _by_borders(dataset: Dataset, shares: Mapping[str, float], seed: int, copies
     counts = {name: len(images) for name, images in zip(dataset.classes, members, strict=True) if images}
     _require_enough(dataset, counts, "image", shares)
     copy_of = {i: number for number, images in enumerate(copies) for i in images}
-    # A picture under two labels is a poor question of a test, so it goes to the first part, where people put training.
+    # A picture under two labels is no use in a test, so it goes to the first part, which is usually train.
     contradicted = {number for number, images in enumerate(copies) if len({labels[i] for i in images}) > 1}
     for images in filter(None, members):
         ordered = sorted(images, key=lambda i: _rank(seed, dataset.keys[i]))
@@ -239,7 +239,7 @@ def _require_room(dataset: Dataset, shares: Mapping[str, float], members: Mappin
     largest = max(members, key=lambda name: len(members[name]))
     part = max(shares, key=lambda name: shares[name])
     if len(members[largest]) > (room := math.ceil(shares[part] * len(dataset))):
-        raise UsageError(f"the group {largest} has {len(members[largest]):,} images, and {part} should have {room:,}")
+        raise UsageError(f"the group {largest} has {len(members[largest]):,} images, more than the {room:,} of {part}")
 
 
 def split_table(paths: Sequence[str], labels: Sequence[str], split: Sequence[str], groups: Sequence[str] | None) -> str:

@@ -95,7 +95,7 @@ BAD = [
     (nothing, [], "photos"),
     (empty, [], "photos"),
     (empty_classes, [], "photos"),
-    (one_class, [], "has one class, and nothing can be learnt from that: green"),
+    (one_class, [], "has one class, and training needs at least two: green"),
     (unseen_in_val, [], "has classes that"),
     (only_val, [], "nothing to train on"),
     (two_classes, ["--out", "taken"], "taken exists already"),

@@ -229,7 +229,7 @@ def test_refusal_names_the_file_the_reason_and_the_free_space(
     assert reason in first
     needed = "" if number == errno.EROFS else r"1,234 bytes needed, "
     assert re.search(rf"\({needed}[\d,]+ bytes free there\)$", first)
-    assert second == "Choose another --out, or make room."
+    assert second == "Choose another --out, or free some space."
 
 
 def test_refusal_in_the_cache_names_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

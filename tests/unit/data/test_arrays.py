@@ -112,7 +112,7 @@ def test_labels_may_be_texts_or_several(tmp_path: Path) -> None:
         ({"images": np.array([{}] * 7)}, r"images(\.npy)? is object"),
         ({"classes": np.array(["a", "b"])}, "the label 3 is outside its 2 classes"),
         ({"classes": np.arange(8)}, "classes is int64"),
-        ({"train_images": PIXELS, "train_labels": LABELS}, "images of parts, and `images` beside them"),
+        ({"train_images": PIXELS, "train_labels": LABELS}, "`images` as well as images of parts"),
         (
             {"images": None, "val_images": PIXELS, "val_labels": LABELS, "valid_images": PIXELS, "valid_labels": LABELS},
             "has two arrays for val: val_images and valid_images",
@@ -153,7 +153,7 @@ def test_forged_shape_takes_no_memory(tmp_path: Path, method: int) -> None:
         archive.writestr("images.npy", header.getvalue() + bytes(1000))
         archive.writestr("labels.npy", labels.getvalue())
     tracemalloc.start()
-    with pytest.raises(FileProblem, match="is not what it holds"):
+    with pytest.raises(FileProblem, match="does not match its shape"):
         open_data(tmp_path / "set.npz")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -569,7 +569,7 @@ def test_tensors_have_their_channels_first_and_floats_go_from_0_to_1() -> None:
         (torch.zeros(4, 4, 3, dtype=torch.uint8).expand(4, 4, 3), r"1 or 3 channels, not 4"),
         (torch.zeros(1, 3, 4, 4), r"in a tensor \[C, Y, X\], not float32 \[1, 3, 4, 4\]"),
         (torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(0)), r"float32 \[3, 8, 8\] from -"),
-        (torch.full((3, 4, 4), 255.0), r"from 255 to 255\s+Divide by 255"),
+        (torch.full((3, 4, 4), 255.0), r"from 255 to 255\s+Divide values up to 255"),
         (torch.zeros(3, 4, 4, dtype=torch.int32), r"not int32"),
         (torch.zeros(3, 0, 4), r"not float32 \[3, 0, 4\]"),
     ],
@@ -599,7 +599,7 @@ def test_what_happened_to_an_image_stands_behind_its_name(tmp_path: Path) -> Non
     assert why_unreadable(damaged.value) == "is not a readable image: it is damaged or cut short"
     with pytest.raises(OSError) as gone:
         (tmp_path / "gone.jpg").read_bytes()
-    assert why_unreadable(gone.value) == "is not there any more"
+    assert why_unreadable(gone.value) == "no longer exists"
     with pytest.raises(OSError) as folder:
         tmp_path.read_bytes()
     assert why_unreadable(folder.value) == "is a folder"

@@ -58,7 +58,7 @@ def test_what_systems_leave_behind_is_not_an_image_or_a_class(tmp_path: Path, no
     assert opened.classes == ("cat",)
     assert opened.parts["all"].keys == ["cat/1.jpg"]
     assert opened.notes == (
-        f"{root}: 4 files without an image's ending were ignored: 2 .heic, 1 .db, 1 without ending",
+        f"{root}: ignored 4 files without an image extension: 2 .heic, 1 .db, 1 without extension",
         f"{root}: 2 .heic photos. Install what reads them:  pip install 'vitlab[heic]'",
     )
 
@@ -66,7 +66,7 @@ def test_what_systems_leave_behind_is_not_an_image_or_a_class(tmp_path: Path, no
 def test_files_left_aside_are_all_listed(tmp_path: Path) -> None:
     tree(tmp_path, "cat/1.jpg", "cat/1.txt", "cat/2.txt", "cat/a.db", "cat/a.md", "cat/a.ini", "dog/1.jpg", "dog/a.log")
     (note,) = open_folder(tmp_path).notes
-    assert note.endswith("6 files without an image's ending were ignored: 2 .txt, 1 .db, 1 .ini, 1 .md and 1 more")
+    assert note.endswith("ignored 6 files without an image extension: 2 .txt, 1 .db, 1 .ini, 1 .md and 1 more")
 
 
 def test_photos_of_a_phone_alone_are_distinguished_from_none(tmp_path: Path, no_heic: None) -> None:
@@ -162,7 +162,7 @@ def test_strange_spaces_numbers_and_loose_images(tmp_path: Path) -> None:
     opened = open_folder(tree(tmp_path, "10/at 3.00\u202fPM.png", "9/\u3000.jpg", "loose.jpg"))
     data = opened.parts["all"]
     assert (data.classes, len(data)) == (("9", "10"), 2)
-    assert opened.notes == (f"{tmp_path}: ignored 1 image in no class folder",)
+    assert opened.notes == (f"{tmp_path}: ignored 1 image outside class folders",)
 
 
 def test_runs_of_vitlab_among_the_classes_are_not_a_class(tmp_path: Path) -> None:

@@ -63,5 +63,5 @@ def test_what_stands_for_nothing_is_refused(source: str, printed: str, tmp_path:
 
 
 def test_no_names_at_all_are_refused() -> None:
-    with pytest.raises(UsageError, match="no images were named"):
+    with pytest.raises(UsageError, match="no images were given"):
         open_loose([])

@@ -161,7 +161,7 @@ def test_corruptions_are_opened_together_or_one_by_one(tmp_path: Path) -> None:
     assert open_named("imagenet-c:fog").notes == ()
     with pytest.raises(UsageError, match=r"no images of snow\s+Here: fog, frost, saturate"):
         open_named("imagenet-c:snow")
-    with pytest.raises(UnknownName, match="Only imagenet-c has parts"):
+    with pytest.raises(UnknownName, match="Only imagenet-c takes a part"):
         open_named("cifar10:cat")
 
 

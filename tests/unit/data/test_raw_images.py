@@ -222,7 +222,7 @@ def test_real_labels_go_by_file_number_and_leave_empty_images_out(tmp_path: Path
     test = opened.part("test")
     assert list(test.keys) == [VAL[0], VAL[2]]
     assert (test.labels[0], test.labels[1], test.labels.multi) == ((1, 0), (1,), True)
-    assert opened.notes == ("1 images without any right answer were left out",)
+    assert opened.notes == ("left out 1 image without any correct label",)
     for wrong, reason in (
         ("{}", "has 0 lines"),
         ("[[1], 2]", "not a list of lists"),

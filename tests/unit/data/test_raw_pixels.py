@@ -81,7 +81,7 @@ def cifar100(root: Path, **changes: bytes) -> RawFiles:
 
 def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
     assert raw_pixels.cifar100(cifar100(tmp_path)).part("train").labels.single().tolist() == [7, 99]
-    with pytest.raises(FileProblem, match="no multiple of a record's 3,074"):
+    with pytest.raises(FileProblem, match="not a multiple of a record's 3,074"):
         raw_pixels.cifar100(cifar100(tmp_path, train_bin=b"x" * 3073))
     with pytest.raises(FileProblem, match="outside the 100 classes"):
         raw_pixels.cifar100(cifar100(tmp_path, train_bin=cifar_bytes([[0, 100]], pixels(1, 3, 32, 32))))

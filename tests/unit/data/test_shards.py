@@ -354,7 +354,9 @@ def test_parts_are_found_anywhere_in_the_name(tmp_path: Path) -> None:
         tar(tmp_path / name, {"a.jpg": b"A", "a.cls": b"1"})
     assert list(open_shards(tmp_path).parts) == ["train", "val"]
     tar(tmp_path / "contest-latest.tar", {"a.jpg": b"A", "a.cls": b"1"})
-    with pytest.raises(FileProblem, match=r"as imagenet1k-Validation-00\.tar, and others, as contest-latest\.tar"):
+    with pytest.raises(
+        FileProblem, match=r"such as imagenet1k-Validation-00\.tar, with others, such as contest-latest\.tar"
+    ):
         open_shards(tmp_path)
 
 

@@ -88,7 +88,7 @@ def test_class_folders_come_before_a_tar_beside_them_and_an_empty_name_is_refuse
     (tmp_path / "photos.tar").write_bytes(b"what the folder was unpacked from")
     opened = open_data(tmp_path)
     assert (opened.classes, opened.notes) == (("cat",), ("not used: photos.tar",))
-    with pytest.raises(UsageError, match="no data was named"):
+    with pytest.raises(UsageError, match="no data was given"):
         open_data("")
 
 

@@ -118,7 +118,7 @@ def test_columns_of_what_is_not_a_table_are_an_error(tmp_path: Path) -> None:
         ("path,label\na.jpg,x,more\n", "line 2: more values than columns"),
         ("path,label\n,x\n", "line 2: no path"),
         ("path,label\na.jpg,x\nb.jpg,\nc.jpg\n", r"line 3: no label \(2 such rows\)"),
-        ("path,label\na.jpg,x\nno.jpg,x\n", "lists 1 files that are not there: no.jpg"),
+        ("path,label\na.jpg,x\nno.jpg,x\n", "lists 1 file that cannot be found: no.jpg"),
         ("path,label,split\na.jpg,x,train\nb.jpg,x,\n", "1 row without a split"),
         ("path,label,split\na.jpg,x,trian\n", "has the split 'trian'"),
         ('path,label\n"a.jpg,x\n', "cannot be read as a table"),
@@ -171,7 +171,7 @@ def test_other_separators_between_labels_are_reported(tmp_path: Path) -> None:
     ):
         opened = open_table(table(tmp_path, text))
         assert len(opened.notes) == 1
-        assert f"'{sign}' separates no labels" in opened.notes[0] and f"write '{several}'" in opened.notes[0]
+        assert f"'{sign}' does not separate labels" in opened.notes[0] and f"write '{several}'" in opened.notes[0]
     for text in (
         "path,label\na.jpg,ants;big\nb.jpg,bees|big\nc.jpg,bees\n",
         "path,label\na.jpg,old ants\nb.jpg,old|bees\nc.jpg,bees\n",

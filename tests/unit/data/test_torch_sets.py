@@ -103,7 +103,7 @@ def test_tensors_of_torch_are_opened() -> None:
         ([], "list holds no images"),
         ([3, 4], "item 0 is not an image with the number of its class, but int"),
         ([(PIXELS[0], "cat")], "item 0 is not an image with the number"),
-        ([(PIXELS[0], -1)], "labels lie from -1 to -1"),
+        ([(PIXELS[0], -1)], "labels range from -1 to -1"),
         (3, "not int"),
         ({"train": 1}, "not dict"),
     ],

@@ -609,7 +609,7 @@ def test_broken_link_is_reported_in_plain_words(evaluate: Evaluate, model: Path,
     draw(tmp_path / "data", dict.fromkeys(CLASSES, 2), seed=0)
     (tmp_path / "data" / CLASSES[0] / "link.png").symlink_to("nowhere.png")
     found = evaluate(model, tmp_path / "data")
-    assert found.left_out == {f"{CLASSES[0]}/link.png": "is not there any more"}
+    assert found.left_out == {f"{CLASSES[0]}/link.png": "no longer exists"}
 
 
 def test_top5_is_reported_only_where_there_are_more_classes(evaluate: Evaluate, model: Path, tmp_path: Path) -> None:

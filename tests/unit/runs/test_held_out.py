@@ -77,7 +77,7 @@ class _Ordered:
     ("images", "settings", "printed", "key"),
     [
         (1, {"test_frac": 0.5}, "(train and test)", "test_frac"),
-        (2, {"test_frac": 0.5, "val_frac": 0.5}, "beside what is kept to test on", "val_frac"),
+        (2, {"test_frac": 0.5, "val_frac": 0.5}, "besides the test images", "val_frac"),
     ],
     ids=["test", "val"],
 )

@@ -299,7 +299,7 @@ def test_class_too_small_for_a_sweep_is_refused_without_the_hint_to_hold_none_ou
     with pytest.raises(UsageError, match=r"too few.*2 parts") as caught:
         train(photos, out=tmp_path / "out", overrides=(*SETTINGS, "data.val_frac=0"), **given, **QUIET)
     assert caught.value.hint is not None
-    assert "A sweep has to choose on some." in caught.value.hint and "val_frac" not in caught.value.hint
+    assert "A sweep needs validation images." in caught.value.hint and "val_frac" not in caught.value.hint
 
 
 def test_share_that_the_caller_holds_out_for_a_sweep_counts_before_that_of_the_recipe(

@@ -28,7 +28,7 @@ _Odd = Literal["animated", "cmyk", "16-bit", "rotated", "tiny", "huge"]
 Kind = _Serious | Literal["duplicate", "label", "class", "name"] | _Odd
 Embed = Callable[[Sequence["bytes | np.ndarray[Any, Any]"]], Tensor]
 
-# In the order in which they matter.
+# The most important first.
 TITLES: Mapping[Kind, str] = {
     "unreadable": "Files that cannot be used",
     "damaged": "Corrupt files: they decode, but not to the original picture",
@@ -360,12 +360,12 @@ def _doubtful_labels(
 ) -> list[Finding]:
     """Labels that nearly all nearest neighbours contradict, the surest first."""
     if any(part.labels.multi for part in opened.parts.values()):
-        notes.append("labels were not compared with their neighbours': the images have several each")
+        notes.append("labels were not compared with those of their neighbours: the images have several each")
         return []
     index = np.flatnonzero(usable)
     features_ND = _features(scanned, index, embed, console)
     labels_N = torch.cat([part.labels.single() for part in opened.parts.values()])[index]
-    # Copies say nothing new, and neither does the picture itself: nobody votes within a group.
+    # Copies add no evidence, and neither does the picture itself: no votes within a group.
     group = np.arange(len(usable))
     for members, _ in groups:
         group[[member for member in members if member < len(usable)]] = members[0]

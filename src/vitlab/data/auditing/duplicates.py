@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 _MAX_BITS = 5
 _BYTES = 8
 _TOGETHER = 3  # five wrong bits leave at least three bytes untouched, so that some three bytes agree
-_WINDOW = 16  # neighbours looked at in a heap of three equal bytes: bounds the time per image whatever the images are
+_WINDOW = 16  # neighbours compared in a bucket of three equal bytes: bounds the time per image whatever the images are
 _MAX_DIFFERENCE = 0.2  # of the miniatures' contrast. The same copies: 0.08 at most, 15 % brighter 0.16
 _MIN_CONTRAST = 4.0  # grey levels; an almost empty picture looks like every other one
 
@@ -42,7 +42,7 @@ def find_duplicates(facts: Facts, usable: Array) -> list[Group]:
     leader[index] = index[first[inverse]]
     how: dict[int, How] = {}
     for a, b, mirrored in _alike(facts, np.sort(index[first])):
-        apart = leader[a] != leader[b]  # in a heap of look-alikes nearly all pairs are old news
+        apart = leader[a] != leader[b]  # in a bucket of look-alikes nearly all pairs are joined already
         a, b, mirrored = a[apart], b[apart], mirrored[apart]
         agree = np.flatnonzero(_same_miniature(facts["thumb"], a, b, mirrored))
         for k in agree[np.argsort(mirrored[agree], kind="stable")].tolist():

@@ -1,4 +1,4 @@
-"""Pictures of one set that others have too: what must be left out before a model learns from it."""
+"""Pictures that a set shares with others, which must be left out before training on it."""
 
 from collections.abc import Mapping
 

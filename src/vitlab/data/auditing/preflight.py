@@ -28,9 +28,9 @@ from vitlab.data.decode import bits_for, bytes_of_array, largest_value
 from vitlab.data.decode import opened as opened_image
 from vitlab.data.rules import MOST_BITS
 
-_AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, when one has the time
+_AUDITED = 50_000  # images; larger sets are audited by `vitlab data check`, which takes its time
 _SAMPLED = 200  # images of a larger set whose size is looked at
-_USUAL_SIDE = 224  # where none could be
+_USUAL_SIDE = 224  # where none could be read
 _WHITE = 255
 _BRIEF: Mapping[Kind, str] = {"name": "Odd names of files"}  # where no list follows the title
 _LEAST_STD = 1 / _WHITE  # of a channel that is the same everywhere
@@ -45,7 +45,7 @@ class Preflight(NamedTuple):
 
 
 def scan_used(opened: Opened, used: Sequence[Dataset], console: Console) -> Scanned | None:
-    """Every image looked at once; None where they are too many for that, or made by a formula."""
+    """Every image scanned once; None where they are too many for that, or synthetic."""
     if opened.synthetic or sum(map(len, used)) > _AUDITED:
         return None
     return scan_parts(opened.parts, workers=usable_cores(), console=console)
@@ -61,13 +61,13 @@ def audit_used(
     if opened.synthetic:
         return Preflight([], [])  # instances of a category are near-copies of each other, and meant to be
     if scanned is None:
-        return Preflight([f"a large set: not audited; `{check}` does it"], [])
+        return Preflight([f"a large set: not audited; run `{check}`"], [])
     found = audit(dataclasses.replace(opened, parts=used), scanned=scanned.for_parts(used))
     bad = found.counts.get("unreadable", 0)
     if bad > max_bad:
         raise UsageError(
             f"{bad:,} files cannot be used, and data.max_bad allows {max_bad}",
-            hint=f"`{check}` shows them. Take them away, or --set data.max_bad={bad}.",
+            hint=f"`{check}` shows them. Remove them, or --set data.max_bad={bad}.",
         )
     kinds: list[Kind] = [kind for kind in found.counts if kind not in SERIOUS and kind != "class"]
     notes = [f"{_BRIEF.get(kind, TITLES[kind])}: {found.counts[kind]:,}" for kind in kinds]
@@ -126,7 +126,7 @@ class Bands(NamedTuple):
 def measured_bands(dataset: Dataset, bits: int | None = None) -> Bands | None:
     """Of a sample of images that are neither grey nor RGB, as of satellites; None of any others.
 
-    `bits` are those that white has in images of more than 8, where somebody says; else those that the sample makes use of.
+    `bits` are those that white has in images of more than 8, if known; else those that the sample makes use of.
     """
     bits = bits or sampled_bits(dataset)
     channels, count, total_C, squares_C = 0, 0, np.zeros(1), np.zeros(1)
@@ -139,7 +139,7 @@ def measured_bands(dataset: Dataset, bits: int | None = None) -> Bands | None:
             return None
         channels = channels or source.shape[2]
         if source.shape[2] != channels:
-            raise UsageError(f"{dataset.keys[i]} has {source.shape[2]} channels, where others have {channels}")
+            raise UsageError(f"{dataset.keys[i]} has {source.shape[2]} channels, and others have {channels}")
         pixels_PC = bytes_of_array(source, bits or MOST_BITS).reshape(-1, channels) / _WHITE
         count += len(pixels_PC)
         total_C, squares_C = total_C + pixels_PC.sum(axis=0), squares_C + (pixels_PC**2).sum(axis=0)

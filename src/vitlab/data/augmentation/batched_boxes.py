@@ -2,7 +2,7 @@
 
 The boxes are those of `crops.draw_box`, to the pixel: the same keys and the same arithmetic in doubles. Python needs ten
 microseconds for one box, which is more than a GPU needs for the image.
-Letters: B batch, W those of the batch that still want a box, T turns.
+Letters: B batch, W those of the batch that still need a box, T turns.
 """
 
 import math

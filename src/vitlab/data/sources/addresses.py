@@ -22,7 +22,7 @@ _STORES = {
 }
 _PAUSES_S = (0.5, 2.0, 8.0)  # before a read is tried again: stores answer some requests with "slow down"
 # File systems that this process has used. A forked process that let go of them would close the connections of its parent, whose
-# event loop it shares, and the parent would wait for ever; so that both keep them.
+# event loop it shares, and the parent would block forever; so both keep them.
 _used: dict[int, Any] = {}
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError)  # trying again would not help
 
@@ -32,7 +32,7 @@ def is_remote(address: str) -> bool:
 
 
 def file_system(address: str) -> Any:
-    """fsspec's file system of an address. Asked for anew in every process: a forked one may not use its parent's."""
+    """fsspec's file system of an address. Created in each process: a forked one must not use its parent's."""
     try:
         import fsspec  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -45,7 +45,7 @@ def file_system(address: str) -> Any:
         if scheme in _STORES:
             raise MissingExtra(*_STORES[scheme], f"reading {address}") from None
         raise FileProblem(
-            f"{address} cannot be read: {error}", hint="Install what it names, or copy the data."
+            f"{address} cannot be read: {error}", hint="Install the package that it names, or copy the data."
         ) from None
     except (ValueError, OSError) as error:  # a scheme that fsspec does not know; a store that cannot even be set up
         why = str(error).partition("\n")[0]
@@ -57,19 +57,19 @@ def read_address(address: str, start: int | None = None, end: int | None = None)
     store = file_system(address)
     data: bytes = ask_store(address, lambda: store.cat_file(address, start=start, end=end))
     if start is not None and end is not None and len(data) > end - start:
-        what = f"{address} cannot be read: its server sends the whole file where a part of it is asked for"
-        raise Unreachable(what, hint="Copy the shards to a disk, or use a server that knows range requests.")
+        what = f"{address} cannot be read: its server ignores range requests and sends the whole file"
+        raise Unreachable(what, hint="Copy the shards to a disk, or use a server that supports range requests.")
     return data
 
 
 def ask_store(address: str, ask: Callable[[], Answer]) -> Answer:
-    """The answer of a store: what may pass is tried again, before the store counts as unreachable."""
+    """The answer of a store; transient errors are retried before it counts as unreachable."""
     for pause in (*_PAUSES_S, None):
         try:
             return ask()
         except _FINAL:
             raise
-        except Exception as error:  # each store has exceptions of its own, few of which are an OSError
+        except Exception as error:  # each store has its own exceptions, few of which are an OSError
             if pause is None:
                 what = f"{address} cannot be read: {type(error).__name__} in {len(_PAUSES_S) + 1} attempts"
                 raise Unreachable(what, hint="Is the store reachable? The same command resumes.") from error
@@ -100,7 +100,7 @@ def list_files(address: str, endings: tuple[str, ...]) -> dict[str, str]:
 
 
 def _version(info: Mapping[str, Any]) -> str:
-    """By what stores call it; a time of access, which some tell too, is none of it."""
+    """By the names that stores use; an access time, which some report too, does not count."""
     marks = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation", "LastModified", "last_modified", "mtime")
     known = ("size", *marks, "created")
     if all(info.get(mark) is None for mark in marks):  # another file may be as large

@@ -94,7 +94,7 @@ def open_arrays(path: Path, *, needs_labels: bool = True) -> Opened:
             hint="Expected: `images` and `labels`, or `train_images`, `train_labels`, ….",
         )
     if "all" in images and len(images) > 1:
-        raise FileProblem(f"{path} has images of parts, and `images` beside them", hint="Remove or rename one.")
+        raise FileProblem(f"{path} has `images` as well as images of parts", hint="Remove or rename one.")
     labels = {part: _labels_of(stored, name, needed=needs_labels) for part, name in images.items()}
     classes, numbered = _classes(stored, labels)
     parts: dict[str, Dataset] = {}
@@ -137,7 +137,9 @@ def _pixels_header(file: Any, size: int, where: str) -> tuple[tuple[int, ...], i
             hint="Put the channels last: images.transpose(0, 2, 3, 1), made contiguous.",
         )
     if header + math.prod(shape) != size:
-        raise FileProblem(f"{where} is damaged: {list(shape)} is not what it holds", hint="Fetch it again.")
+        raise FileProblem(
+            f"{where} is damaged: its size does not match its shape {list(shape)}", hint="Fetch it again."
+        )
     return shape, header
 
 
@@ -148,7 +150,7 @@ def _labels_of(stored: _Stored, images: str, *, needed: bool) -> Array:
         return np.zeros(stored.pixels(images)[2][0], np.int64)
     if name not in stored.names:
         raise FileProblem(
-            f"{stored.path} has {images}, and no {name}", hint=f"It holds: {some_of(stored.names, _SHOWN)}."
+            f"{stored.path} has {images} but no {name}", hint=f"It holds: {some_of(stored.names, _SHOWN)}."
         )
     labels = stored.read(name)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels

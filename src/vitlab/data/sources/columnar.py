@@ -96,7 +96,7 @@ def _files(path: Path) -> tuple[dict[str, list[Path]], list[str]]:
             parts.setdefault(part_in_name(file.stem), []).append(file)
     if "all" in parts and len(parts) > 1:
         raise FileProblem(
-            f"{path} holds files of a part and others, as {parts['all'][0].name}",
+            f"{path} mixes files named after a part with others, such as {parts['all'][0].name}",
             hint="Name the part in every file name or in none, or give one file.",
         )
     if not any(parts.values()):
@@ -115,7 +115,7 @@ def _saved(folder: Path) -> list[Path]:
         file.get("filename") if isinstance(file, dict) else None for file in _listed(folder / _STATE, "_data_files")
     ]
     if not all(isinstance(name, str) and PurePosixPath(name).name == name for name in names):
-        raise FileProblem(f"{folder / _STATE} does not list files that lie beside it", hint="Save the data set again.")
+        raise FileProblem(f"{folder / _STATE} does not list files of its own folder", hint="Save the data set again.")
     return [folder / str(name) for name in names]
 
 
@@ -360,4 +360,4 @@ def _as_file_problem(path: Path) -> Generator[None]:
     except FileNotFoundError:
         raise FileProblem(f"{path} does not exist") from None
     except Exception as error:  # pyarrow has its own family, with internals in the text
-        raise FileProblem(f"{path} is damaged, or not what its name says ({type(error).__name__})") from None
+        raise FileProblem(f"{path} is damaged or has the wrong extension ({type(error).__name__})") from None

@@ -44,7 +44,7 @@ _RUN_FILES = ("config.toml", "env.json")  # what the folder of every run has
 def read_image(path: Path) -> "bytes | np.ndarray[Any, Any]":
     """An encoded image, or [rows, columns, channels] of a `.npy` or of a TIFF of bands that no decoder has a mode for.
 
-    Arrays are uint8, uint16, or float from 0 to 1; whoever decodes makes bytes of them.
+    Arrays are uint8, uint16, or float from 0 to 1; the decoder converts them to uint8.
     """
     data, ending = read_bytes(path), path.suffix.lower()
     if ending == ARRAY:
@@ -81,7 +81,7 @@ def open_folder(root: Path) -> Opened:
     if not named:
         return Opened({"all": _open_part(root, "", _classes(root), notes)}, tuple(notes))
     if extra:
-        notes.append(f"not used beside {', '.join(named.values())}: {some_of(extra, _LISTED)}")
+        notes.append(f"not used, next to {', '.join(named.values())}: {some_of(extra, _LISTED)}")
     classes = {part: _classes(root / name) for part, name in named.items()}
     every = class_order({name for names in classes.values() for name in names})
     for part, names in classes.items():
@@ -102,7 +102,7 @@ def holds_classes(root: Path) -> bool:
 
 
 def holds_loose(root: Path) -> bool:
-    """Whether images lie in it, in no folder of a class: beside such folders, or instead of them."""
+    """Whether images are directly in it, outside class folders."""
     return _loose(root) > 0
 
 
@@ -141,7 +141,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
         first, unknown = len(keys), Counter[str]()
         for key in (key for folder in spelled.get(name, ()) for key in _files(root, folder)):
             if not key.lower().endswith(readable):
-                unknown[Path(key).suffix.lower() or "without ending"] += 1
+                unknown[Path(key).suffix.lower() or "without extension"] += 1
             elif not _is_text(key):
                 unreadable += 1
             else:
@@ -157,7 +157,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
         notes.append(f"{where}: folders inside a class folder count as that class: {some_of(nested, _LISTED)}")
     if other:
         endings = some_of([f"{count} {ending}" for ending, count in other.most_common()], _NAMED)
-        notes.append(f"{where}: {other.total()} files without an image's ending were ignored: {endings}")
+        notes.append(f"{where}: ignored {amount(other.total(), 'file')} without an image extension: {endings}")
     if photos := _photos(other):
         notes.append(f"{where}: {photos}. {_remedies(other)}")
     if unreadable:
@@ -165,7 +165,7 @@ def _open_part(root: Path, part: str, classes: Sequence[str], notes: list[str]) 
             f"{where}: ignored {amount(unreadable, 'file')} with a name that is not text; rename what you need"
         )
     if keys and loose:
-        notes.append(f"{where}: ignored {amount(loose, 'image')} in no class folder")
+        notes.append(f"{where}: ignored {amount(loose, 'image')} outside class folders")
     if not keys:
         raise FileProblem(
             f"{where} holds {'images, but no folder per class' if loose else 'no images in class folders'}",
@@ -201,9 +201,7 @@ def _unwrap(root: Path) -> tuple[Path, list[str]]:
         if len(names) != 1 or names[0].lower() in PART_NAMES:
             return root, notes
         inner, real = root / names[0], os.path.realpath(root / names[0])
-        if (
-            not _subfolders(inner) or _loose(root) or _loose(inner) or real in seen
-        ):  # a link back to where one came from
+        if not _subfolders(inner) or _loose(root) or _loose(inner) or real in seen:  # a link back to a parent
             return root, notes
         seen.add(real)
         notes.append(f"read from {inner}, the only folder in {root}")
@@ -241,14 +239,14 @@ def _only_runs(folder: Path) -> bool:
     runs = False
     for _, inner, names in os.walk(folder):
         if set(names).issuperset(_RUN_FILES):
-            runs, inner[:] = True, []  # plots of a run are not images beside it
+            runs, inner[:] = True, []  # plots of a run are not images of the data
         elif any(name.lower().endswith(SUFFIXES) for name in names):
             return False
     return runs
 
 
 def _loose(folder: Path) -> int:
-    """Images that lie in the folder itself."""
+    """The number of images in the folder itself."""
     images = (entry for entry in _entries(folder) if entry.name.lower().endswith((ARRAY, *SUFFIXES)))
     return sum(not _is_folder(entry) and not _is_special(entry) for entry in images)
 
@@ -287,7 +285,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_special(entry: os.DirEntry[str]) -> bool:
-    """A pipe or a device, at which a reader would wait for ever. Not a dead link."""
+    """A pipe or a device, on which a reader would block forever. Not a dead link."""
     try:
         return not entry.is_file(follow_symlinks=False) and not stat.S_ISREG(entry.stat().st_mode)
     except OSError:

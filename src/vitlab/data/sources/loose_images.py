@@ -67,7 +67,7 @@ def open_loose(sources: Sequence[str | Path]) -> Dataset:
         sources = [sources]
     paths = [path for source in sources for path in _expand(str(source))]
     if not paths:
-        raise UsageError("no images were named", hint="Give files, folders or patterns such as 'photos/*.jpg'.")
+        raise UsageError("no images were given", hint="Give files, folders or patterns such as 'photos/*.jpg'.")
     name = str(sources[0]) if len(sources) == 1 else f"{len(paths):,} images"
     return Dataset(name, (), paths, several_labels([()] * len(paths)), LooseReader(paths))
 
@@ -75,10 +75,10 @@ def open_loose(sources: Sequence[str | Path]) -> Dataset:
 def _expand(source: str) -> list[str]:
     path = Path(source)
     if path.is_dir():
-        # Hidden ones are not what anybody means: systems keep small copies of pictures there.
+        # Hidden files are skipped: systems keep thumbnails there.
         inside = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
         files = sorted(str(file) for file in inside if file.suffix.lower() in (*SUFFIXES, ARRAY) and file.is_file())
-        # Arrays are images where there are no others: beside photos they are what somebody has computed.
+        # Arrays are images where there are no others: next to photos they are results of a computation.
         paths = [name for name in files if not name.lower().endswith(ARRAY)] or files
         if not paths:
             raise FileProblem(f"{source} holds no images", hint=f"Looked for: {', '.join(SUFFIXES)}.")

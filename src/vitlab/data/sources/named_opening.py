@@ -40,7 +40,7 @@ def open_named(name: str, *, download: bool = True, console: Console | None = No
     name, colon, inside = name.partition(":")
     known = find_named(name)
     if colon and known.layout != "imagenet_c":
-        raise UnknownName("data set", f"{name}:{inside}", [name], hint="Only imagenet-c has parts that are named so.")
+        raise UnknownName("data set", f"{name}:{inside}", [name], hint="Only imagenet-c takes a part after the colon.")
     if known.name == BUILT_IN:
         return Opened({"all": load_digits()})
     if not places(known):
@@ -62,7 +62,7 @@ def _corruption(opened: Opened, wanted: str) -> Opened:
     if not rows:
         kinds = sorted({key.partition("/")[0] for key in test.keys})
         raise UsageError(
-            f"there are no images of {wanted or 'the fifteen corruptions'}", hint=f"Here: {', '.join(kinds)}."
+            f"there are no images of {wanted or 'the fifteen corruptions'}", hint=f"Available: {', '.join(kinds)}."
         )
     chosen = test.subset(torch.tensor(rows), f"{test.name} {wanted}".rstrip())
     return dataclasses.replace(opened, parts={"test": chosen})
@@ -96,8 +96,8 @@ def _bring(known: NamedSet, download: bool, console: Console) -> None:
     data, folder, wanted = data_folder(), cache_of(known), lacking(known, folders_of(known))
     if not download or not wanted or any(file.url is None for file in wanted):
         raise _missing(known, f"{known.title} is not here, neither in {DATA_VARIABLE} nor in {folder.parent}")
-    if data is not None and not data.is_dir():  # a slip, or a disk that is not there: no reason to download it again
-        hint = f"Mend it, or unset it to fetch {known.title} to {folder}."
+    if data is not None and not data.is_dir():  # a typo, or a disk that is not mounted: no reason to download it again
+        hint = f"Correct it, or unset it to download {known.title} to {folder}."
         raise FileProblem(f"{DATA_VARIABLE} points to {data}, which is not a folder", hint=hint)
     if is_offline():
         raise _missing(known, f"{known.title} is not here, and {OFFLINE_VARIABLE} is set")
@@ -119,7 +119,7 @@ def _missing(known: NamedSet, what: str) -> FileProblem:
     for file in known.files:
         if any(file.is_in(place) for place in folders_of(known)):
             continue
-        names = " or ".join((file.name, *file.unpacked)) + (" (if wanted)" if file.optional else "")
+        names = " or ".join((file.name, *file.unpacked)) + (" (optional)" if file.optional else "")
         size = f"{file.size:,} bytes" if file.size else ""
         lines.append("  " + "  ".join(filter(None, (names, size, file.url or file.note))))
     return FileProblem(what, hint="\n".join(lines))

@@ -46,7 +46,7 @@ def _values(where: object, part: str, i: int, value: Any, multi: bool) -> tuple[
 
 
 def _value(value: Any) -> Value | None:
-    """Whole numbers may be stored as floats, for one that lacks."""
+    """Whole numbers may be stored as floats, because one of them is missing."""
     if isinstance(value, str):
         return one_spelling(value.strip()) or None
     if isinstance(value, bool | int):

@@ -110,7 +110,7 @@ def _open(where: Source, columns: tables.Columns | None, console: Console | None
     if columns and not _has_columns(path):
         raise UsageError(f"{where} is not a table: --columns needs a table")
     if not text:
-        raise UsageError("no data was named", hint="Give a folder, a file or the name of a data set.")
+        raise UsageError("no data was given", hint="Give a folder, a file or the name of a data set.")
     if addresses.is_remote(text):
         return shards.open_shards(text, needs_labels=needs_labels)
     if path.is_dir():
@@ -152,7 +152,7 @@ def _in_python(given: Any) -> Dataset:
     if isinstance(given, Dataset):
         return given
     if not hasattr(given, "__len__") or not hasattr(given, "__getitem__") or isinstance(given, Mapping):
-        what = f"data is a path, a name or a data set with __len__ and __getitem__, not {type(given).__name__}"
+        what = f"data must be a path, a name or a data set with __len__ and __getitem__, not {type(given).__name__}"
         raise UsageError(what)
     return torch_sets.from_torch(given)
 
@@ -164,7 +164,7 @@ def require_trainable(train: Dataset, *others: Dataset) -> None:
     have none that `train` has no image of.
     """
     if len(train.classes) < 2:
-        raise FileProblem(f"{train.name} has one class, and nothing can be learnt from that: {''.join(train.classes)}")
+        raise FileProblem(f"{train.name} has one class, and training needs at least two: {''.join(train.classes)}")
     counts = train.labels.counts(len(train.classes))
     lacking = [name for name, count in zip(train.classes, counts.tolist(), strict=True) if not count]
     if not lacking:

@@ -93,7 +93,7 @@ def _member(path: Path, name: str) -> Generator[tuple[IO[bytes], int]]:
         )
     with npz_member(path, name) as (member, info):
         if info.file_size > path.stat().st_size + _SLACK:
-            raise FileProblem(f"{path} would unpack {name} to {info.file_size:,} bytes, which no image set does")
+            raise FileProblem(f"{path} would unpack {name} to {info.file_size:,} bytes, too many for an image set")
         yield member, info.file_size
 
 
@@ -109,7 +109,7 @@ def npz_member(path: Path, name: str) -> Generator[tuple[IO[bytes], zipfile.ZipI
     with _archive(path) as archive:
         info = archive.getinfo(f"{name}.npy")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise FileProblem(f"{path} is not an image set: {name} is packed in a way that is not read")
+            raise FileProblem(f"{path} is not an image set: {name} uses an unsupported compression")
         with archive.open(info, mode="r") as member:
             yield member, info
 

@@ -108,7 +108,7 @@ def _make_shard(opened: Opened, out: Path, job: _Job, note: _Note | None) -> _Ma
             labels = [dataset.classes[label] for label in dataset.labels[i]]
             group = [dataset.groups[i]] if dataset.groups is not None else []
             entries.append([dataset.keys[i], buffer.tell() + _BLOCK, len(data), labels, zlib.crc32(data), *group])
-            # Numbers, because names of people's files may be longer or stranger than tar allows.
+            # Numbers, because users' file names may be longer or stranger than tar allows.
             _add(archive, f"{i:09d}{suffix}", data)
             about = {"labels": labels, "source": dataset.keys[i], **({"group": group[0]} if group else {})}
             _add(archive, f"{i:09d}.json", json.dumps(about, ensure_ascii=False).encode())
@@ -177,7 +177,7 @@ def _notes_of(out: Path, opened: Opened, jobs: Sequence[_Job]) -> dict[str, _Not
 
 
 def _parse(path: Path) -> _Note:
-    """A note or an index; empty where it cannot be read: then nobody here wrote it."""
+    """A note or an index; empty where it cannot be read: then vitlab did not write it."""
     try:
         table = read_json(path, INDEX_BYTES)
         return table if isinstance(table, dict) else {}

@@ -1,7 +1,7 @@
 """WebDataset tar shards: `key.jpg` beside `key.cls`, `key.txt` or `key.json`.
 
 Owns reading and the index: where each image lies, so that any image can be read at once, also from a server. Shards of
-`shard_writing` bring index and checksums, which every read is held to; others are read through once.
+`shard_writing` bring index and checksums, against which every read is checked; others are read through once.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class ShardReader:
         return data
 
     def version(self, i: int) -> str:
-        """Size and checksum, where the index has one: every read is held to it. Else the shard's own, and the place in it."""
+        """Size and checksum, which every read checks, where the index has one; else the shard's version and the place in it."""
         shard, offset, size, crc = (int(number) for number in self.places[i])
         if crc >= 0:
             return f"{size} {crc}"
@@ -102,7 +102,7 @@ def open_shards(where: str | Path, *, needs_labels: bool = True) -> Opened:
     if "all" in parts and len(parts) > 1:
         named = next(name for part, name in firsts.items() if part != "all")
         raise FileProblem(
-            f"{where} holds shards of a part, as {named}, and others, as {firsts['all']}",
+            f"{where} mixes shards named after a part, such as {named}, with others, such as {firsts['all']}",
             hint="Name the part in every file name or in none, or give one file.",
         )
     every = {label for entries in parts.values() for entry in entries for label in entry.labels}

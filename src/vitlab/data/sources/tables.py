@@ -90,9 +90,7 @@ def _combined(path: Path, classes: Sequence[str]) -> tuple[str, ...]:
         if 2 * len(combined) > len(phrases):
             name = combined[0]
             several = _SEPARATOR.join(word.strip() for word in name.split(sign))
-            return (
-                f"{path}: '{sign}' separates no labels, so '{name}' is one class; write '{several}' if it is several",
-            )
+            return (f"{path}: '{sign}' does not separate labels: '{name}' is one class; write '{several}' for several",)
     return ()
 
 
@@ -194,11 +192,11 @@ def _require_parts(path: Path, parts: dict[str, list[int]]) -> None:
 
 
 def _require_files(path: Path, rows: Sequence[Row]) -> None:
-    """Before any work: a list of missing files an hour into training helps nobody."""
+    """Check before any work, not an hour into training."""
     root = str(path.parent)
     missing = [row.path for row in rows if not os.path.isfile(os.path.join(root, row.path))]  # noqa: PTH113, PTH118 (100,000 of them)
     if missing:
         raise FileProblem(
-            f"{path} lists {len(missing):,} files that are not there: {some_of(missing, _SHOWN)}",
+            f"{path} lists {amount(len(missing), 'file')} that cannot be found: {some_of(missing, _SHOWN)}",
             hint=f"Paths count from {path.parent.resolve()}.",
         )

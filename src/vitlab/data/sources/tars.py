@@ -1,7 +1,7 @@
-"""Tar archives of strangers, walked header by header.
+"""Untrusted tar archives, read header by header.
 
-Owns what is believed of a header. Python's `tarfile` takes any size that one claims: it would ask for that much memory, or go
-round in circles where the size is negative.
+Owns the checks of a header. Python's `tarfile` trusts any size in one: it would allocate that much memory, or loop forever on a
+negative size.
 """
 
 import tarfile
@@ -23,7 +23,7 @@ def tar_members(file: IO[bytes], name: str, start: int = 0, size: int | None = N
     try:
         with tarfile.open(fileobj=cast(IO[bytes], bounded), mode="r:") as archive:
             while (member := archive.next()) is not None:
-                # A kilobyte for each, and nobody asks for them.
+                # They take a kilobyte each, and are not used again.
                 archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
                 if member.size < 0 or member.offset_data + member.size > bounded.size:
                     raise FileProblem(f"{name} is damaged: {member.name!r:.60} reaches beyond its end")

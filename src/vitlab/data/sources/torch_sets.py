@@ -1,4 +1,4 @@
-"""A torch `Dataset` of one's own: map-style, each item an image and the number of its class."""
+"""Map-style torch data sets, whose items are an image and the number of its class."""
 
 import dataclasses
 from collections import Counter
@@ -15,7 +15,7 @@ from vitlab.data.dataset import Dataset, single_labels
 from vitlab.data.decode import decode
 from vitlab.data.preprocess import Array
 
-_TRANSFORM = "Leave out what makes floats, as ToTensor and Normalize: vitlab does that itself."
+_TRANSFORM = "Remove transforms that make floats, such as ToTensor and Normalize: vitlab does that itself."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ItemReader:
 
 
 def from_torch(items: Any) -> Dataset:
-    """The images of a map-style data set, with its `classes`, if it has such, else the numbers that occur."""
+    """The images of a map-style data set, with its `classes`, if it has any, else the numbers that occur."""
     name = type(items).__name__
     if not len(items):
         raise UsageError(f"{name} holds no images")
@@ -44,7 +44,7 @@ def from_torch(items: Any) -> Dataset:
     classes = _class_names(range(max(labels) + 1) if known is None or len(known) == 0 else known)
     if not 0 <= min(labels) <= max(labels) < len(classes):
         raise UsageError(
-            f"{name}: the labels lie from {min(labels)} to {max(labels)}, and it has {len(classes)} classes"
+            f"{name}: the labels range from {min(labels)} to {max(labels)}, but it has {len(classes)} classes"
         )
     return Dataset(name, classes, [f"{name}/{i}" for i in range(len(items))], single_labels(labels), ItemReader(items))
 
@@ -66,7 +66,7 @@ def _label(items: Any, i: int) -> int:
 
 
 def _known_labels(items: Any) -> list[int] | None:
-    """`targets`, as torchvision's sets have them, which spares reading all images; checked on three of them."""
+    """`targets`, as torchvision's sets have them, which avoids reading all images; checked on three of them."""
     targets = _attribute(items, "targets")
     if targets is None or len(targets) != len(items) or _transforms_targets(items):
         return None

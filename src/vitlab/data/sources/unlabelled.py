@@ -21,7 +21,7 @@ _OTHER_WAYS = ("*.tar", "*.npy", "*.parquet", "*.arrow")  # in which a folder ca
 
 @dataclasses.dataclass(frozen=True)
 class Unlabelled:
-    """Images under no label, beside what their source says of them, for reports alone."""
+    """Images without labels, and the labels of their source, for reports only."""
 
     images: Dataset  # all of class 0, which nothing reads
     truth: Dataset | None  # the same images with the labels of their source; None where it has none of these classes
@@ -71,7 +71,7 @@ def _is_data_set(source: str, *, class_folders: bool) -> bool:
 
 
 def without_labels(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
-    """The same images, of which nobody knows the class."""
+    """The same images without labels, all of class 0."""
     if not len(dataset):
         raise UsageError(f"{dataset.name} holds no images")
     labels = single_labels(torch.zeros(len(dataset), dtype=torch.int64))

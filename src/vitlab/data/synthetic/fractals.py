@@ -95,7 +95,7 @@ def find_systems(seed: int, categories_B: Tensor) -> Tensor:
     """
     wanted = categories_B.tolist()
     if wanted and min(wanted) < 0:
-        raise UsageError(f"categories count from 0; there is no {min(wanted)}")
+        raise UsageError(f"categories are numbered from 0, not {min(wanted)}")
     missing = torch.tensor(
         sorted({category for category in wanted if (seed, category) not in _found}), dtype=torch.int64
     )

@@ -29,7 +29,9 @@ def idx_header(data: bytes, name: str, ndim: int) -> tuple[tuple[int, ...], int]
 def idx_labels(data: bytes, name: str) -> list[int]:
     (count,), start = idx_header(data, name, 1)
     if len(data) != start + count:
-        raise FileProblem(f"{name} has {len(data) - start:,} labels, and says {count:,}", hint="Fetch it again.")
+        raise FileProblem(
+            f"{name} has {len(data) - start:,} labels, but its header says {count:,}", hint="Fetch it again."
+        )
     return list(data[start:])
 
 
@@ -48,7 +50,7 @@ def norb_header(data: bytes, name: str) -> tuple[np.dtype[Any], tuple[int, ...],
 def norb_matrix(data: bytes, name: str) -> Array:
     dtype, shape, start = norb_header(data, name)
     if len(data) - start != int(np.prod(shape)) * dtype.itemsize:
-        raise FileProblem(f"{name} is damaged: {list(shape)} is not what it holds", hint="Fetch it again.")
+        raise FileProblem(f"{name} is damaged: its size does not match its shape {list(shape)}", hint="Fetch it again.")
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
 
 
@@ -58,19 +60,21 @@ def npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dt
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a remark about arrays that Python 2 wrote
+            warnings.simplefilter("ignore")  # a warning about arrays that Python 2 wrote
             return read(file)
     except Exception:  # a header is an expression of Python's, and NumPy lets out whatever its parser raises
         raise FileProblem(f"{name} is not a NumPy array, or is damaged", hint="Fetch it again.") from None
 
 
 def npy_array(file: IO[bytes], size: int, name: str) -> Array:
-    """The array in a `.npy` of `size` bytes, compared before memory is taken."""
+    """The array in a `.npy` of `size` bytes, checked before memory is allocated."""
     shape, fortran, dtype = npy_header(file, name)
     if any(type(side) is not int or side < 0 for side in shape) or dtype.hasobject:
         raise FileProblem(f"{name} is not an array of numbers or texts: {dtype} {list(shape)!r:.60}")
     if math.prod(shape) * dtype.itemsize != size - file.tell():
-        raise FileProblem(f"{name} is damaged: {list(shape)!r:.60} is not what it holds", hint="Fetch it again.")
+        raise FileProblem(
+            f"{name} is damaged: its size does not match its shape {list(shape)!r:.60}", hint="Fetch it again."
+        )
     data = file.read(size)
     return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
 
@@ -152,7 +156,7 @@ def tfrecord_examples(path: Path, start: int, size: int) -> Iterator[Example]:
             try:
                 yield _example(file.read(length), body)
             except (ValueError, IndexError, UnicodeDecodeError):
-                raise FileProblem(f"{path} holds something else than examples at byte {at:,}") from None
+                raise FileProblem(f"{path} holds something other than examples at byte {at:,}") from None
             at = body + length + 4
 
 

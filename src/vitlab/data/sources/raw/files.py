@@ -114,7 +114,7 @@ class RawFiles:
         place = self.places[self.find(name)]
         size = place.size if place.start != _WHOLE else place.path.stat().st_size
         if size > _TABLE_BYTES:
-            raise FileProblem(f"{place.path}: {name} has {size:,} bytes, too many for what it should be")
+            raise FileProblem(f"{place.path}: {name} has {size:,} bytes, more than such a file can have")
         return read_place(place)
 
     def text(self, name: str) -> str:
@@ -219,7 +219,7 @@ def _zip_members(path: Path, cache: Path) -> dict[str, Place]:
             if member.is_dir() or member.filename.startswith("__MACOSX/"):
                 continue
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
-                raise FileProblem(f"{path} is encrypted, or packed in an unusual way; unpack it by hand")
+                raise FileProblem(f"{path} is encrypted, or uses an unsupported compression; unpack it by hand")
             deflated = member.compress_type == zipfile.ZIP_DEFLATED
             place = Place(path, member.header_offset, member.compress_size, deflated, zipped=True)
             name = _plain_name(member.filename)
@@ -264,7 +264,7 @@ def _gunzip(open_packed: Callable[[], IO[bytes]], origin: Path) -> Iterator[byte
 
 
 def write_once(origin: Path, name: str, cache: Path, content: Iterator[bytes]) -> Path:
-    """The expanded file, whose place follows from the state of its origin, so that none is stale."""
+    """The expanded file, whose name depends on the state of its origin, so it is never stale."""
     about = f"{origin.absolute()} {file_version(origin)}"
     key = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     plain = cache / key / name.rpartition("/")[2]

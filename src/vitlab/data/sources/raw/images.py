@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.core.errors import FileProblem
+from vitlab.core.errors import FileProblem, amount
 from vitlab.data.dataset import Dataset, Opened, several_labels
 from vitlab.data.sources.folders import SUFFIXES
 from vitlab.data.sources.raw.binary import mat_arrays
@@ -71,7 +71,7 @@ def dtd(files: RawFiles) -> Opened:
 def sun397(files: RawFiles) -> Opened:
     """The random split of TensorFlow Datasets, which VTAB uses."""
     lists = {part: files.lines(f"sun397_tfds_{part[:2]}.txt") for part in ("train", "val", "test")}
-    note = "TensorFlow Datasets shrinks these images to 120,000 pixels and stores them anew; here they are as published"
+    note = "TensorFlow Datasets shrinks these images to 120,000 pixels and re-encodes them; here they are as published"
     return Opened(_by_lists(files, lists, "SUN397"), (note,))
 
 
@@ -101,7 +101,7 @@ def retinopathy(files: RawFiles) -> Opened:
             raise FileProblem(f"{files.root}: the labels of {part} are not 0 to 4")
         images = [(name, f"{folder}/{name}.jpeg", int(level)) for name, level in rows]
         parts[part] = files.part(part, classes, images)
-    note = "VTAB uses images with the eye scaled to 300 pixels and the local average taken off; these are as they are"
+    note = "VTAB uses images with the eye scaled to 300 pixels and the local average subtracted; these are as published"
     return Opened(parts, (note,))
 
 
@@ -211,7 +211,7 @@ def _val_list(files: RawFiles) -> dict[str, str]:
 
 
 def imagenet_real(files: RawFiles) -> Opened:
-    """The validation images with all their right answers, without those of none."""
+    """The validation images with all their correct labels; images without any are left out."""
     val = imagenet(files).part("val")
     try:
         answers: Any = json.loads(files.text("real.json"))
@@ -220,11 +220,11 @@ def imagenet_real(files: RawFiles) -> Opened:
         raise FileProblem(f"{files.root}: real.json is not a list of lists of labels: {error}") from None
     wanted = [int(key.removeprefix("ILSVRC2012_val_")[:8]) - 1 for key in val.keys]
     if max(wanted) >= len(rows):
-        raise FileProblem(f"{files.root}: real.json has {len(rows):,} lines, and image {max(wanted) + 1:,} is there")
+        raise FileProblem(f"{files.root}: real.json has {len(rows):,} rows, too few for image {max(wanted) + 1:,}")
     kept = [i for i, line in enumerate(wanted) if rows[line]]
     part = take_parts(val, {"test": kept})["test"]
     part = dataclasses.replace(part, labels=several_labels([rows[wanted[i]] for i in kept]))
-    return Opened({"test": part}, (f"{len(val) - len(kept):,} images without any right answer were left out",))
+    return Opened({"test": part}, (f"left out {amount(len(val) - len(kept), 'image')} without any correct label",))
 
 
 def imagenet21k(files: RawFiles) -> Opened:

@@ -57,7 +57,7 @@ def _cifar_part(files: RawFiles, part: str, names: Sequence[str], classes: Seque
     for name in names:
         path, start, size = stored_plainly(files, name)
         if size == 0 or size % stride:
-            raise FileProblem(f"{path}: {name} has {size:,} bytes, no multiple of a record's {stride:,}")
+            raise FileProblem(f"{path}: {name} has {size:,} bytes, not a multiple of a record's {stride:,}")
         firsts.append(len(labels))
         with open_regular(path) as file:
             records = np.memmap(file, np.uint8, "r", start, (size // stride, stride))
