@@ -72,7 +72,7 @@ def require_main_guard() -> None:
         raise NoMainGuard
 
 
-def starts_processes_anew() -> bool:
+def spawns_processes() -> bool:
     """Whether a new process imports the script again (spawn, forkserver) instead of being a copy of this one (fork)."""
     return multiprocessing.get_start_method() != "fork"
 

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, Unreachable, VitlabError
-from vitlab.core.launch import NoMainGuard, require_main_guard, starts_processes_anew
+from vitlab.core.launch import NoMainGuard, require_main_guard, spawns_processes
 from vitlab.data.augmentation.augment import AugmentRule, augment
 from vitlab.data.augmentation.crops import CropRule, crop_array
 from vitlab.data.batches import Order, Places, rank_part
@@ -290,7 +290,7 @@ def _started(loader: "DataLoader[_Sent]") -> Iterator[_Sent]:
     try:
         return iter(loader)
     except (BrokenPipeError, EOFError):
-        if not starts_processes_anew():
+        if not spawns_processes():
             raise
         raise NoMainGuard from None  # a worker died before it received its job
 
@@ -343,7 +343,7 @@ def _explained(error: Exception, *, started: bool) -> Exception:
     if "can't allocate memory" in text:
         return VitlabError("there is not enough memory to load images", hint="Use fewer data.workers.")
     if "DataLoader worker (pid" in text or isinstance(error, EOFError | OSError):
-        if not started and starts_processes_anew():
+        if not started and spawns_processes():
             return NoMainGuard()
         return VitlabError(
             "a process that loads images was killed, probably out of memory", hint="Use fewer data.workers."

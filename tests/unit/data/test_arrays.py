@@ -106,7 +106,7 @@ def test_labels_may_be_texts_or_several(tmp_path: Path) -> None:
         ({"images": PIXELS[0, 0]}, r"uint8 \[6, 3\], not images"),
         ({"images": np.zeros((7, 3, 20, 20), np.uint8)}, "looks like .images, channels, rows, columns"),
         ({"images": PIXELS[:6]}, "6 images do not fit 7 labels"),
-        ({"labels": None}, "has images, and no labels"),
+        ({"labels": None}, "has images but no labels"),
         ({"labels": LABELS / 2}, "labels is float64"),
         ({"labels": np.array([{}] * 7)}, r"labels(\.npy)? is not an array of numbers or texts"),
         ({"images": np.array([{}] * 7)}, r"images(\.npy)? is object"),

@@ -116,7 +116,7 @@ def test_what_must_be_put_where_is_listed_file_by_file(tmp_path: Path) -> None:
     with pytest.raises(FileProblem) as caught:
         open_named("imagenet")
     assert str(tmp_path / "cache/data/imagenet") in str(caught.value)
-    assert "train or ILSVRC2012_img_train.tar or ILSVRC/Data/CLS-LOC/train (if wanted)" in str(caught.value)
+    assert "train or ILSVRC2012_img_train.tar or ILSVRC/Data/CLS-LOC/train (optional)" in str(caught.value)
     (tmp_path / "cache/data/sun397/SUN397").mkdir(parents=True)
     with pytest.raises(FileProblem) as caught:
         open_named("sun397")
@@ -159,7 +159,7 @@ def test_corruptions_are_opened_together_or_one_by_one(tmp_path: Path) -> None:
     assert len(open_data("imagenet-c:fog").part("test")) == 5
     assert open_data("imagenet-c:saturate/3").part("test").keys == ["saturate/3/n01440764/ILSVRC2012_val_00000293.JPEG"]
     assert open_named("imagenet-c:fog").notes == ()
-    with pytest.raises(UsageError, match=r"no images of snow\s+Here: fog, frost, saturate"):
+    with pytest.raises(UsageError, match=r"no images of snow\s+Available: fog, frost, saturate"):
         open_named("imagenet-c:snow")
     with pytest.raises(UnknownName, match="Only imagenet-c takes a part"):
         open_named("cifar10:cat")

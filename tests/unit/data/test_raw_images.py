@@ -224,9 +224,9 @@ def test_real_labels_go_by_file_number_and_leave_empty_images_out(tmp_path: Path
     assert (test.labels[0], test.labels[1], test.labels.multi) == ((1, 0), (1,), True)
     assert opened.notes == ("left out 1 image without any correct label",)
     for wrong, reason in (
-        ("{}", "has 0 lines"),
+        ("{}", "has 0 rows"),
         ("[[1], 2]", "not a list of lists"),
-        ("[[1]]", "has 1 lines"),
+        ("[[1]]", "has 1 row,"),
         ("[", "not a list"),
     ):
         with pytest.raises(FileProblem, match=reason):

@@ -339,7 +339,7 @@ def _mapped_column(file: _Version, column: str) -> Any:
 
 
 def _map(path: Path) -> Any:
-    with open_regular(path):  # or an error of ours: what waits for a writer must not be mapped
+    with open_regular(path):  # for its errors: a FIFO, say, must not be mapped
         return _arrow().memory_map(str(path))
 
 

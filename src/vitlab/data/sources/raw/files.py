@@ -1,7 +1,7 @@
 """The files of a published set, as one table over folders, tars and zips.
 
 Archives are never unpacked: a plain tar or zip is read in place, so no name inside one can ever reach the disk. What is
-gzipped cannot be read in the middle, and is expanded once, to a folder of ours.
+gzipped cannot be read in the middle, and is expanded once, into the cache folder.
 """
 
 import bisect

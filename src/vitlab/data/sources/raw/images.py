@@ -220,7 +220,9 @@ def imagenet_real(files: RawFiles) -> Opened:
         raise FileProblem(f"{files.root}: real.json is not a list of lists of labels: {error}") from None
     wanted = [int(key.removeprefix("ILSVRC2012_val_")[:8]) - 1 for key in val.keys]
     if max(wanted) >= len(rows):
-        raise FileProblem(f"{files.root}: real.json has {len(rows):,} rows, too few for image {max(wanted) + 1:,}")
+        raise FileProblem(
+            f"{files.root}: real.json has {amount(len(rows), 'row')}, too few for image {max(wanted) + 1:,}"
+        )
     kept = [i for i, line in enumerate(wanted) if rows[line]]
     part = take_parts(val, {"test": kept})["test"]
     part = dataclasses.replace(part, labels=several_labels([rows[wanted[i]] for i in kept]))
