@@ -61,7 +61,7 @@ class _Form(NamedTuple):
 
     suffixes: tuple[str, ...]
     is_in: Callable[[Path], bool]
-    open: Callable[[Path, tables.Columns | None, bool], Opened]
+    opener: Callable[[Path, tables.Columns | None, bool], Opened]
 
 
 # The first that a folder holds is opened.
@@ -196,7 +196,7 @@ def _stored_form(folder: Path) -> _Form | None:
 def _open_folder(path: Path, columns: tables.Columns | None, needs_labels: bool) -> Opened:
     """A stored set, or class folders; a tar beside these is their archive."""
     if (form := _stored_form(path)) is not None:
-        return form.open(path, columns, needs_labels)
+        return form.opener(path, columns, needs_labels)
     tars = sorted(file.name for file in path.glob("*.tar"))
     opened = folders.open_folder(path)
     return dataclasses.replace(opened, notes=(*opened.notes, f"not used: {tars[0]}")) if tars else opened
@@ -206,7 +206,7 @@ def _open_file(path: Path, columns: tables.Columns | None, needs_labels: bool) -
     suffix = path.suffix.lower()
     for form in _FORMS:
         if suffix in form.suffixes:
-            return form.open(path, columns, needs_labels)
+            return form.opener(path, columns, needs_labels)
     if suffix == ".npy":  # one array of a folder of them
         return arrays.open_arrays(path.parent, needs_labels=needs_labels)
     raise FileProblem(
