@@ -1,4 +1,4 @@
-"""The end of a dry run: where work would start, `end_dry_run` leaves the function with what would have happened.
+"""The end of a dry run: where work would start, `stop_if_dry_run` leaves the function with what would have happened.
 
 Raised, so that a verb needs one line at the place where its checks are done, however deep; `options.takes` makes it the result.
 """
@@ -32,7 +32,7 @@ class DryRunEnded(Exception):
         self.planned = planned
 
 
-def end_dry_run(dry_run: bool, would: Mapping[str, object]) -> None:
+def stop_if_dry_run(dry_run: bool, would: Mapping[str, object]) -> None:
     """In a dry run, end it with these rows; those that are None are left out."""
     if dry_run:
         rows = ((name, value) for name, value in would.items() if value is not None)

@@ -22,7 +22,7 @@ from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.download import shown
 from vitlab.core.errors import FileProblem, UsageError, VitlabError, nearest_names, require_choice
-from vitlab.core.planned import end_dry_run
+from vitlab.core.planned import stop_if_dry_run
 from vitlab.core.reading import load_json
 from vitlab.core.runtime import pick_device
 from vitlab.data.decode import ImageInput, decode, read
@@ -376,12 +376,12 @@ def describe_model(classifier: Classifier) -> str:
     return f"{format_name(classifier.model.spec)}, {rows}x{cols}, {len(classifier.labels):,} labels, on {classifier.device}"
 
 
-def end_dry_run_before_download(dry_run: bool, models: Sequence[str | Path], would: Mapping[str, object]) -> None:
+def stop_dry_run_before_download(dry_run: bool, models: Sequence[str | Path], would: Mapping[str, object]) -> None:
     """In a dry run, fetch no weights: where some are not here, that is where it ends."""
     for model in models if dry_run else ():
         name = Path(model).as_posix()
         if not Path(model).exists() and is_name(name) and not (entry := find(name)).path.is_file():
-            end_dry_run(True, {"model": f"{entry.name}, to be downloaded from {shown(entry.address)}", **would})
+            stop_if_dry_run(True, {"model": f"{entry.name}, to be downloaded from {shown(entry.address)}", **would})
 
 
 @contextlib.contextmanager

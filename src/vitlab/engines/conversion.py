@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, require_choice
-from vitlab.core.planned import end_dry_run
-from vitlab.engines.classifier import end_dry_run_before_download, open_weights, reading_of, tell_zero_head
+from vitlab.core.planned import stop_if_dry_run
+from vitlab.engines.classifier import open_weights, reading_of, stop_dry_run_before_download, tell_zero_head
 from vitlab.models.names import format_name
 from vitlab.options.option import command_of, takes
 from vitlab.options.weights_options import ConvertOptions
@@ -40,7 +40,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
         cls_in_pos=options.cls_in_pos,
     )
     console = Console(quiet=options.quiet)
-    end_dry_run_before_download(options.dry_run, [source, *others], {"to": options.to, "out": out})
+    stop_dry_run_before_download(options.dry_run, [source, *others], {"to": options.to, "out": out})
     bundle, read = open_weights(source, how, console)
     shapes = {name: tensor.shape for name, tensor in bundle.model.state_dict().items()}
     if others:
@@ -49,7 +49,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
     bundle, notes = operate(bundle, changes, source.name, done)
     if notes or read.source != "vitlab":  # else the card is the source's own, with the command that made it
         bundle = dataclasses.replace(bundle, card=with_command(bundle.card, command_of("convert", options)))
-    end_dry_run(
+    stop_if_dry_run(
         options.dry_run,
         {
             "model": f"{format_name(bundle.model.spec)} in the format {read.source}, {read.matched:,} arrays",

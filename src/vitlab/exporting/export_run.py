@@ -14,11 +14,17 @@ from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.environment import package_version
 from vitlab.core.errors import MissingExtra, UsageError, VitlabError, require_choice
-from vitlab.core.planned import end_dry_run
+from vitlab.core.planned import stop_if_dry_run
 from vitlab.core.session import open_session, require_single_process
 from vitlab.data.dataset import Dataset
 from vitlab.data.sources.opening import open_data, open_images
-from vitlab.engines.classifier import describe_model, end_dry_run_before_download, load, require_weights, tell_zero_head
+from vitlab.engines.classifier import (
+    describe_model,
+    load,
+    require_weights,
+    stop_dry_run_before_download,
+    tell_zero_head,
+)
 from vitlab.engines.exported import Facts, Run, compiled_openvino, describe, hushed, import_openvino, program_run
 from vitlab.exporting import onnx_file, openvino_file, parity, quantise
 from vitlab.exporting.graph import Graph, GraphRule, output_names, require_exportable, traced
@@ -80,7 +86,7 @@ def export(options: ExportOptions) -> Export:
     _require_call(options, out)
     with open_session("cpu", 0, options.threads, quiet=options.quiet) as (_, world, console):
         require_single_process(world, "models are exported")
-        end_dry_run_before_download(options.dry_run, [options.model], {"to": options.to, "out": out})
+        stop_dry_run_before_download(options.dry_run, [options.model], {"to": options.to, "out": out})
         classifier = load(options.model, image_size=options.image_size, device="cpu", quiet=options.quiet)
         require_weights(classifier)
         bundle = dataclasses.replace(classifier.bundle, model=classifier.model)
@@ -91,7 +97,7 @@ def export(options: ExportOptions) -> Export:
                 hint="Train it first, or leave it out with `vitlab convert MODEL OUT --drop head`; --force continues.",
             )
         dataset, named = _images(options)
-        end_dry_run(
+        stop_if_dry_run(
             options.dry_run,
             {
                 "model": describe_model(classifier),

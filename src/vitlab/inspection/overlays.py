@@ -175,7 +175,7 @@ def _shown(image_CYX: Tensor) -> Tensor:
 def _rgb(image_CYX: Tensor) -> Array:
     """A copy as [Y, X, 3]."""
     if image_CYX.ndim != 3 or image_CYX.dtype.itemsize != 1:
-        raise UsageError(f"an overlay wants a uint8 image [channels, rows, columns], not {list(image_CYX.shape)}")
+        raise UsageError(f"an overlay needs a uint8 image [channels, rows, columns], not {list(image_CYX.shape)}")
     return np.array(_shown(image_CYX).expand(3, -1, -1).permute(1, 2, 0).cpu().numpy(), order="C")
 
 

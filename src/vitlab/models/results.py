@@ -115,7 +115,7 @@ def token_names(uses_cls: bool, registers: int, grid: Pair) -> tuple[str, ...]:
 def require_images(x: Tensor, channels: int) -> None:
     """The one check on what a model is called with."""
     if x.ndim != 4 or x.shape[1] != channels:
-        raise UsageError(f"the model wants images [batch, {channels}, rows, columns], not {list(x.shape)}")
+        raise UsageError(f"the model needs images [batch, {channels}, rows, columns], not {list(x.shape)}")
 
 
 def resolve_indices(wanted: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from vitlab.core.config import override_texts
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import UnknownName, UsageError
-from vitlab.core.planned import end_dry_run
+from vitlab.core.planned import stop_if_dry_run
 from vitlab.core.runtime import pick_device, prepare, require_threads, restored_torch_globals
 from vitlab.core.session import Session
 from vitlab.data.parts import Parts
@@ -74,7 +74,7 @@ def demo(options: DemoOptions) -> DemoResult:
     One thread is the default: a model this small gains little from more, and the bits then do not depend on the cores.
     """
     jobs, folder = _check(options)
-    end_dry_run(options.dry_run, _plan(jobs, folder, options.device))
+    stop_if_dry_run(options.dry_run, _plan(jobs, folder, options.device))
     with restored_torch_globals():
         runtime = prepare(options.device, options.seed, options.threads)
         session = Session(runtime, World(0, 1, runtime.device), Console(quiet=options.quiet))

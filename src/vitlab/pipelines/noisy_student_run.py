@@ -19,7 +19,7 @@ from vitlab.core import fsio, reading
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.core.planned import end_dry_run
+from vitlab.core.planned import stop_if_dry_run
 from vitlab.core.runtime import pick_device
 from vitlab.core.session import Session, open_session, require_single_process
 from vitlab.core.signals import Stopped
@@ -123,7 +123,9 @@ def noisy_student(call: NoisyCall) -> NoisyStudentResult:
     generation. Copies of labelled and test images are never pseudo-labelled. `resume` continues in that folder.
     """
     if call.dry_run:
-        end_dry_run(True, resolve_noisy(call, World(0, 1, pick_device(call.device)), Console(quiet=True)).describe())
+        stop_if_dry_run(
+            True, resolve_noisy(call, World(0, 1, pick_device(call.device)), Console(quiet=True)).describe()
+        )
     with open_session(call.device, call.seed, call.threads, quiet=call.quiet, verbose=call.verbose) as session:
         require_single_process(session.world, "`vitlab noisy-student` runs")
         job = resolve_noisy(call, session.world, session.console)

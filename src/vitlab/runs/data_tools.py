@@ -11,7 +11,7 @@ from typing import Any
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError
-from vitlab.core.planned import counted, end_dry_run
+from vitlab.core.planned import counted, stop_if_dry_run
 from vitlab.data.auditing.audit import Audit, Item, audit, label_of, scan_parts
 from vitlab.data.dataset import Dataset, train_part
 from vitlab.data.part_names import test_part
@@ -113,7 +113,7 @@ def split_data(options: SplitOptions) -> Split:
         raise UsageError(f"the class '{odd[0]}' cannot stand in a table: ';' separates labels there")
     groups = dataset.groups if options.group_by is None else _groups(dataset.keys, options.group_by)
     planned = split_shares(dataset, parts, seed, groups)  # a wrong call fails before every image is decoded
-    end_dry_run(
+    stop_if_dry_run(
         options.dry_run,
         {
             "data": f"{data}: {counted(len(dataset), len(dataset.classes))}",
@@ -195,7 +195,7 @@ def shard_data(options: ShardOptions) -> Sharded:
     console = Console(quiet=options.quiet)
     opened = open_data(data, columns=options.columns, console=console)
     total = sum(len(part) for part in opened.parts.values())
-    end_dry_run(
+    stop_if_dry_run(
         options.dry_run,
         {
             "data": f"{data}: {counted(total, len(opened.classes))}",

@@ -13,7 +13,7 @@ import torch
 from vitlab.core import fsio
 from vitlab.core.console import Console
 from vitlab.core.errors import UsageError, require_choice
-from vitlab.core.planned import counted, end_dry_run
+from vitlab.core.planned import counted, stop_if_dry_run
 from vitlab.core.session import open_session, require_single_process
 from vitlab.data.dataset import Dataset
 from vitlab.data.parts import test_part, train_part
@@ -22,10 +22,10 @@ from vitlab.data.sources.unlabelled import open_for_inference
 from vitlab.engines.classifier import (
     Classifier,
     describe_model,
-    end_dry_run_before_download,
     hint_swapped_arguments,
     load,
     require_weights,
+    stop_dry_run_before_download,
 )
 from vitlab.engines.inference import InferenceOptions
 from vitlab.engines.inspecting import (
@@ -122,7 +122,7 @@ def inspect(options: InspectOptions) -> InspectResult:
             if dataset is None:
                 _require_no_images(options)
             images = "none: only what the weights show" if dataset is None else counted(len(dataset))
-            end_dry_run_before_download(options.dry_run, models, {"images": images, "out": folder})
+            stop_dry_run_before_download(options.dry_run, models, {"images": images, "out": folder})
             loaded = [_load(options, model, world.device) for model in models]
         request = Request(
             figures=figures,
@@ -138,7 +138,7 @@ def inspect(options: InspectOptions) -> InspectResult:
         )
         for classifier in loaded:
             require_request(classifier, request)
-        end_dry_run(
+        stop_if_dry_run(
             options.dry_run,
             {
                 **{name: describe_model(one) for name, one in zip(("model", "compare"), loaded, strict=False)},

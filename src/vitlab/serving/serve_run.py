@@ -11,7 +11,7 @@ from vitlab.core import reading
 from vitlab.core.console import Console
 from vitlab.core.errors import FileProblem, MissingExtra, UsageError, require
 from vitlab.core.launch import require_main_guard
-from vitlab.core.planned import end_dry_run
+from vitlab.core.planned import stop_if_dry_run
 from vitlab.options.option import takes
 from vitlab.options.serving_options import ServeOptions
 from vitlab.serving.settings import Limits, ModelSettings, Source
@@ -81,17 +81,17 @@ def serve(options: ServeOptions) -> Served:
 
 def _end_dry_run(options: ServeOptions, sources: tuple[Source, ...], token: str | None) -> None:
     """After a look at every model, in this process."""
-    from vitlab.engines.classifier import describe_model, end_dry_run_before_download, load
+    from vitlab.engines.classifier import describe_model, load, stop_dry_run_before_download
 
     would = {
         "address": f"http://{_shown_host(options.host)}:{options.port}",
         "token": "none" if token is None else "needed",
     }
-    end_dry_run_before_download(True, [source.path for source in sources], would)
+    stop_dry_run_before_download(True, [source.path for source in sources], would)
     found = [
         f"{source.name}: {describe_model(load(source.path, device=options.device, quiet=True))}" for source in sources
     ]
-    end_dry_run(True, {"models": found, **would})
+    stop_if_dry_run(True, {"models": found, **would})
 
 
 def _require_extra() -> None:

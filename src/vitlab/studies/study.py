@@ -346,7 +346,7 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
 
 
 def _axis_value(where: str, label: str, value: Any, stages: Mapping[str, Stage]) -> AxisValue:
-    require(isinstance(value, Mapping), f"{where}.{label} wants a table of keys, not {value!r}")
+    require(isinstance(value, Mapping), f"{where}.{label} must be a table of keys, not {value!r}")
     given = cast(Mapping[str, Any], value)
     for key in given:
         if key not in (*stages, *_OF_A_VALUE):
@@ -355,7 +355,7 @@ def _axis_value(where: str, label: str, value: Any, stages: Mapping[str, Stage])
             )
     changes = {key: change for key, change in given.items() if key in stages}
     for stage, change in changes.items():
-        require(isinstance(change, Mapping), f"{where}.{label}.{stage} wants a table of keys, not {change!r}")
+        require(isinstance(change, Mapping), f"{where}.{label}.{stage} must be a table of keys, not {change!r}")
         own = {key: change[key] for key in _OF_A_STAGE if key in change}
         config.from_dict(Stage, own, f"{where}.{label}.{stage}.")
     x = given.get("x")

@@ -19,7 +19,7 @@ from vitlab.core import config, fsio, reading
 from vitlab.core.console import Console, seconds_left
 from vitlab.core.environment import usable_cores
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
-from vitlab.core.planned import end_dry_run
+from vitlab.core.planned import stop_if_dry_run
 from vitlab.core.signals import Stopped
 from vitlab.options.option import command_of, takes
 from vitlab.options.study_options import StudyRunOptions
@@ -97,7 +97,7 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     before = finished(folder, runs)
     for run in runs:
         _require_recipe(run)
-    end_dry_run(options.dry_run, _describe(studies, runs, before, folder))
+    stop_if_dry_run(options.dry_run, _describe(studies, runs, before, folder))
     fsio.make_folder(folder)
     console = Console(quiet=options.quiet)
     for study, scale in studies:

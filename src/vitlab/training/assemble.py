@@ -292,7 +292,7 @@ def load_teacher(recipe: Recipe, classes: Sequence[str], device: torch.device, *
         raise UsageError(f"the teacher {recipe.teacher} knows other classes than the data")
     if _model_input(teacher.preprocess) != _model_input(recipe.data.preprocess()):
         raise UsageError(
-            f"the teacher {recipe.teacher} wants its images prepared in another way",
+            f"the teacher {recipe.teacher} needs its images prepared in another way",
             hint="Give data.mode, image_size, mean and std as in its preprocess.json.",
         )
     return teacher.model.requires_grad_(False)

@@ -290,7 +290,7 @@ def _from_scratch(facts: Facts) -> Choice:
     # Not augreg's, whose shifts and cutouts are in pixels of images of 224: at 32 they blank a third of the images, also where
     # the caller gives another size later. docs/results/augment-scratch-h200.md has the accuracies with either.
     table["data"]["augment"] = {"randaugment": "torchvision", "magnitude": 9.0}
-    advice = f"A Vision Transformer wants more images than these: --init {PREFERRED[0]} would do far better."
+    advice = f"A Vision Transformer needs more images than these: --init {PREFERRED[0]} would do far better."
     because = f"{facts.median_side} pixels large, and no start weights"
     return Choice(table, because, advice if facts.train_images < _MANY else "")
 

@@ -339,7 +339,7 @@ def _head_of_probe(table: Mapping[str, Any]) -> Mapping[str, Any]:
 def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
     """`name` gives the starting point and every other key changes one field; the stored form has all fields instead."""
     if not isinstance(table, Mapping):
-        raise UsageError(f"config key 'model' wants a table of keys, not {table!r}")
+        raise UsageError(f"config key 'model' must be a table of keys, not {table!r}")
     changes = dict(table)
     channels = data.preprocess().channels
     decided: dict[str, Any] = dict(zip(_DECIDED, (data.image_size, num_classes, channels), strict=True))
@@ -351,7 +351,7 @@ def _read_model(table: Any, data: DataConfig, num_classes: int) -> ModelSpec:
             f"config key 'model.{key}' is decided by the data ({value}), so {requested} is not available",
         )
     name = changes.pop("name", None)
-    require(name is None or isinstance(name, str), f"config key '{MODEL_NAME}' wants text, not {name!r}")
+    require(name is None or isinstance(name, str), f"config key '{MODEL_NAME}' must be text, not {name!r}")
     if "kind" in changes:
         spec = spec_from_dict({**changes, **decided})
         if name is not None and format_name(changed(parse_name(name), decided)) != format_name(spec):

@@ -30,9 +30,9 @@ WRONG = {
     "B = { train =": ("B = { trains =", r"unknown stage 'scales\.laptop\.axes\.kind\.B\.trains'"),
     'B = { train = { "optim.lr" = 1e-4 } }': (
         "B = { train = 3 }",
-        r"scales\.laptop\.axes\.kind\.B\.train wants a table of keys, not 3",
+        r"scales\.laptop\.axes\.kind\.B\.train must be a table of keys, not 3",
     ),
-    "A = {}": ("A = 3", r"scales\.laptop\.axes\.kind\.A wants a table of keys, not 3"),
+    "A = {}": ("A = 3", r"scales\.laptop\.axes\.kind\.A must be a table of keys, not 3"),
     'title = "Tiny"': ('title = "Tiny"\nlength = 3', "unknown config key 'length'"),
     'question = "Does it?"': ("", "question"),
     ABOUT: (f"{ABOUT}\nminute = 3", r"unknown config key 'scales\.laptop\.minute'"),

@@ -130,7 +130,7 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
         ("model.heads=5", "64.*5 heads"),
         ("model=5", "'model' wants"),
         ("model.name=ViT-X/2", "unknown model"),
-        ("model.name=7", r"'model\.name' wants text, not 7"),
+        ("model.name=7", r"'model\.name' must be text, not 7"),
         ("model.kind=cnn", r"model\.kind.*vit, bit"),
         ("seed=x", "'seed' must be a whole number"),
         ("title=5", "'title' must be text"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlab.core import config, fsio, reading
 from vitlab.core.command import command_line
 from vitlab.core.errors import FileProblem, UsageError, VitlabError
-from vitlab.core.planned import counted, end_dry_run
+from vitlab.core.planned import counted, stop_if_dry_run
 from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session
 from vitlab.data.dataset import Opened
@@ -24,9 +24,9 @@ from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import (
     Classifier,
     describe_model,
-    end_dry_run_before_download,
     hint_swapped_arguments,
     load,
+    stop_dry_run_before_download,
 )
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.answers import OTHER, Answers, judge
@@ -89,11 +89,13 @@ def compare(options: CompareOptions) -> Comparison:
             raise UsageError("images with several labels each have no single answer to compare")
         images = counted(len(chosen.dataset), len(chosen.dataset.classes))
         would: dict[str, object] = {"data": f"{data}, {chosen.part} part: {images}", "out": folder}
-        end_dry_run_before_download(options.dry_run, [a, b], would)
+        stop_dry_run_before_download(options.dry_run, [a, b], would)
         work = _Work(options, chosen, str(data), inference, session)
         # Both are checked before the first is run, which takes its time.
         loaded = {label: _load(work, model, label) for label, model in (("A", a), ("B", b))}
-        end_dry_run(options.dry_run, {**{label: describe_model(found[0]) for label, found in loaded.items()}, **would})
+        stop_if_dry_run(
+            options.dry_run, {**{label: describe_model(found[0]) for label, found in loaded.items()}, **would}
+        )
         first, second = _in_common(*(_answer(work, *found, label) for label, found in loaded.items()))
         classes = chosen.dataset.classes
         numbers = compare_answers(

@@ -16,12 +16,12 @@ from vitlab.core import fsio
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import amount
 from vitlab.core.parquet import Column, parquet_chunks
-from vitlab.core.planned import counted, end_dry_run
+from vitlab.core.planned import counted, stop_if_dry_run
 from vitlab.core.session import open_session
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, Opened
 from vitlab.data.sources.unlabelled import open_for_inference
-from vitlab.engines.classifier import describe_model, end_dry_run_before_download, hint_swapped_arguments, load
+from vitlab.engines.classifier import describe_model, hint_swapped_arguments, load, stop_dry_run_before_download
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.features import FeatureRule, features_of
 from vitlab.evaluation.row_store import ImageRows, pick_rows
@@ -89,12 +89,12 @@ def embed(options: EmbedOptions) -> Embedding:
         with hint_swapped_arguments([model], [data] if isinstance(data, str | Path) else data):
             opened = open_for_inference(data, options.columns, console)
             total = counted(sum(map(len, opened.parts.values())))
-            end_dry_run_before_download(options.dry_run, [model], {"images": total, "out": path})
+            stop_dry_run_before_download(options.dry_run, [model], {"images": total, "out": path})
             classifier = load(model, device=str(world.device), quiet=options.quiet, trust_pickle=options.trust_pickle)
         if options.part is not None:
             opened = Opened({options.part: opened.part(options.part)}, opened.notes)
         total = counted(sum(map(len, opened.parts.values())))
-        end_dry_run(options.dry_run, {"model": describe_model(classifier), "images": total, "out": path})
+        stop_if_dry_run(options.dry_run, {"model": describe_model(classifier), "images": total, "out": path})
         for note in opened.notes if world.is_main else ():
             console.say(note)
         try:

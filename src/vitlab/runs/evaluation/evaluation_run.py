@@ -12,7 +12,7 @@ from typing import Any
 
 from vitlab.core import config, fsio
 from vitlab.core.errors import UsageError
-from vitlab.core.planned import counted, end_dry_run
+from vitlab.core.planned import counted, stop_if_dry_run
 from vitlab.core.runtime import require_threads
 from vitlab.core.session import Session, open_session, require_single_process
 from vitlab.data.dataset import Opened
@@ -21,9 +21,9 @@ from vitlab.data.sources.opening import open_data
 from vitlab.engines.classifier import (
     Classifier,
     describe_model,
-    end_dry_run_before_download,
     hint_swapped_arguments,
     load,
+    stop_dry_run_before_download,
 )
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.answers import first_answers
@@ -156,8 +156,10 @@ def evaluate(options: EvalOptions) -> EvaluationResult:
     if options.source is None:  # VTAB alone: `out` is the folder of its runs, and a second call resumes in it
         assert options.tuning is not None
         with options.session() as session:
-            end_dry_run_before_download(options.dry_run, [options.name], {"tasks": _tasks(options), "out": options.out})
-            end_dry_run(
+            stop_dry_run_before_download(
+                options.dry_run, [options.name], {"tasks": _tasks(options), "out": options.out}
+            )
+            stop_if_dry_run(
                 options.dry_run,
                 {
                     "model": describe_model(_load(options, session)) if options.dry_run else None,
@@ -172,7 +174,7 @@ def evaluate(options: EvalOptions) -> EvaluationResult:
         if folder is not None:
             fsio.require_free(Path(folder))
     with options.session() as session:
-        end_dry_run_before_download(options.dry_run, [options.name], {"data": options.source, "out": options.out})
+        stop_dry_run_before_download(options.dry_run, [options.name], {"data": options.source, "out": options.out})
         with hint_swapped_arguments([options.name], [options.data]):
             classifier = _load(options, session)
         pretrained_on = pretraining_of(start_of(options.name))
@@ -222,7 +224,7 @@ def _measure(work: Work, options: EvalOptions) -> tuple[EvaluationResult, Accoun
     if options.save_temperature is not None:
         _require_fit(chosen, options.restrict, several=bool(work.classifier.bundle.thresholds))
     match, why_not = _match(work.classifier, chosen, data, options)
-    end_dry_run(
+    stop_if_dry_run(
         options.dry_run,
         {
             "model": describe_model(work.classifier),

@@ -17,7 +17,7 @@ from vitlab.core.dist import World
 from vitlab.core.environment import cache_folder
 from vitlab.core.errors import UsageError
 from vitlab.core.parquet import Column, parquet_chunks, require_parquet
-from vitlab.core.planned import counted, end_dry_run
+from vitlab.core.planned import counted, stop_if_dry_run
 from vitlab.core.session import open_session
 from vitlab.core.signals import Stopped
 from vitlab.data.dataset import Dataset, join_without_labels
@@ -28,9 +28,9 @@ from vitlab.engines.classifier import (
     Classifier,
     Prediction,
     describe_model,
-    end_dry_run_before_download,
     hint_swapped_arguments,
     load,
+    stop_dry_run_before_download,
 )
 from vitlab.engines.inference import InferenceOptions
 from vitlab.evaluation.answer_rows import AnswerCode, ImageAnswer, StoredAnswers
@@ -127,12 +127,12 @@ def predict(options: PredictOptions) -> Predictions:
         with hint_swapped_arguments([model], [images] if isinstance(images, str | Path) else images):
             dataset = _open(options, console)
             images_row = _look_at(dataset) if options.dry_run else None
-            end_dry_run_before_download(options.dry_run, [model], {"images": images_row, "out": path})
+            stop_dry_run_before_download(options.dry_run, [model], {"images": images_row, "out": path})
             quiet = options.quiet or not world.is_main
             classifier = load(model, device=str(world.device), quiet=quiet, trust_pickle=options.trust_pickle)
         if not classifier.labels:
             raise UsageError(f"{model} has no classes, so it cannot name anything", hint="Use `vitlab embed` instead.")
-        end_dry_run(options.dry_run, {"model": describe_model(classifier), "images": images_row, "out": path})
+        stop_if_dry_run(options.dry_run, {"model": describe_model(classifier), "images": images_row, "out": path})
         cache = cache_folder() / "answers" if options.cache is None else Path(options.cache)
         watch = InputWatch(classifier.bundle.pixels)
         coded = AnswerCode(classifier.bundle, min(options.top, len(classifier.labels)))

@@ -14,7 +14,7 @@ from vitlab.core.command import command_line
 from vitlab.core.console import Console
 from vitlab.core.dist import World
 from vitlab.core.errors import FileProblem, UsageError
-from vitlab.core.planned import end_dry_run
+from vitlab.core.planned import stop_if_dry_run
 from vitlab.core.runtime import pick_device
 from vitlab.core.session import Session, open_session
 from vitlab.core.signals import Stopped
@@ -148,7 +148,7 @@ def train(call: TrainCall) -> TrainResult:
     step.
     """
     if call.dry_run:
-        end_dry_run(True, _resolve_only(call).describe())
+        stop_if_dry_run(True, _resolve_only(call).describe())
     call = _resumed_by_launcher(call)
     with open_session(call.device, call.seed, call.threads, quiet=call.quiet, verbose=call.verbose) as session:
         job = resolve(call, session.world, session.console)
