@@ -117,7 +117,7 @@ def test_file_names_labels_numbers_or_several_and_may_leave_classes_out(tmp_path
         ({"cat": 0, "dog": 0}, UsageError, "stands for both 'cat' and 'dog'"),
         ({}, FileProblem, "must hold a table"),
         ([1], FileProblem, "must hold a table"),
-        ("{", FileProblem, "not a JSON file"),
+        ("{", FileProblem, "not valid JSON"),
         ("[" * 100_000, FileProblem, "nested too deeply"),
     ],
 )

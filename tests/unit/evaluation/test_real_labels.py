@@ -56,7 +56,7 @@ def test_no_image_with_labels_is_reported() -> None:
         ([[10]], KEYS[1:2], FileProblem, "0 to 9"),
         (["x"], KEYS[1:2], FileProblem, "list of numbers"),
         ([[1.5]], KEYS[1:2], FileProblem, "list of numbers"),
-        ("nonsense", KEYS, FileProblem, "not a JSON file"),
+        ("nonsense", KEYS, FileProblem, "not valid JSON"),
         ("3", KEYS, FileProblem, "list or a table"),
     ],
 )

@@ -215,7 +215,7 @@ def test_of_channels_that_are_not_colours_the_first_is_shown() -> None:
 
 
 def test_floats_are_refused() -> None:
-    with pytest.raises(UsageError, match="wants a uint8 image"):
+    with pytest.raises(UsageError, match="needs a uint8 image"):
         overlay(torch.rand(3, 8, 8), torch.ones(2, 2))
 
 

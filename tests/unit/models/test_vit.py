@@ -360,7 +360,7 @@ def test_patch_that_does_not_divide_the_image_is_one_clear_error() -> None:
 
 
 def test_wrong_channel_count_is_one_clear_error() -> None:
-    with pytest.raises(UsageError, match=r"wants images \[batch, 3, rows, columns\], not \[1, 1, 16, 24\]"):
+    with pytest.raises(UsageError, match=r"needs images \[batch, 3, rows, columns\], not \[1, 1, 16, 24\]"):
         shaken(SMALL)(torch.randn(1, 1, 16, 24))
 
 

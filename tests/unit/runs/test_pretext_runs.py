@@ -260,7 +260,7 @@ def test_fine_tuning_starts_from_an_encoder_with_a_head_of_zeros(tmp_path: Path)
     [
         (("data.mix.mixup=0.2",), "has no labels to mix"),
         (("data.balanced=true",), "no classes to balance"),
-        (("model.patch_dropout=0.5",), "which patches are seen"),
+        (("model.patch_dropout=0.5",), "excludes patch dropout"),
         (("objective.label_smoothing=0.1",), "no labels to smooth"),
         (("objective.class_weights=auto",), "no labels to smooth, weigh"),
         (("optim.train=last:1",), "trains the whole encoder"),

@@ -128,7 +128,7 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
         ("train.steps=2.5", r"train\.steps' must be a whole number"),
         ("data.image_size=[8]", "must have 2 values, not 1"),
         ("model.heads=5", "64.*5 heads"),
-        ("model=5", "'model' wants"),
+        ("model=5", "'model' must be a table"),
         ("model.name=ViT-X/2", "unknown model"),
         ("model.name=7", r"'model\.name' must be text, not 7"),
         ("model.kind=cnn", r"model\.kind.*vit, bit"),
