@@ -17,6 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from vitlab.core import fsio
+from vitlab.core.console import Console
 from vitlab.core.errors import VitlabError
 from vitlab.core.signals import Stopped
 from vitlab.studies.cell_records import CellRecord, read_cell, record_path, write_cell
@@ -167,7 +168,7 @@ def main() -> int:
         leases.give_back()
         return stopped.exit_code
     except VitlabError as error:
-        print(f"vitlab: {error}", file=sys.stderr)
+        Console(quiet=False).say(f"vitlab: {error}")
         return 1
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):  # while Python shuts down, nobody would catch ours

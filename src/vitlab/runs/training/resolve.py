@@ -180,7 +180,9 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     trained = (recipe,) if sweep is None else sweep.recipes
     _require_trainable(call, trained, parts, draft.start, world.size, explicit="train" in table["optim"])
     _require_recipe_start(call, recipe, console)
-    _require_teachers(trained, parts, console)
+    for one in {(one.teacher, one.data.preprocess()): one for one in trained}.values():  # each teacher once
+        with as_usage_error("@" not in one.teacher):
+            require_teacher(one, parts.train.classes, quiet=console.quiet)
     # Last, for it takes longest: a wrong call is reported before.
     settled, preflight, deep = _audit_images(
         call, _Settled(recipe, parts, sweep, opened, grid, place), world, console, bits_given="bits" in table["data"]
@@ -223,7 +225,7 @@ def _open_checked(call: TrainCall, given: Mapping[str, Any], console: Console, *
 
 
 def _require_model(call: TrainCall, given: Mapping[str, Any]) -> None:
-    """An error for a model that is none, or that start weights or the recipe contradict."""
+    """Raise for a model that is a checkpoint, or that start weights or the recipe contradict."""
     if call.model is not None and is_name(call.model):
         raise UsageError(f"{call.model} is a checkpoint, not a model", hint=f"Start from it with --init {call.model}.")
     if call.model is not None and call.start not in (None, AUTO, SCRATCH):
@@ -347,12 +349,6 @@ def _require_trainable(
             _require_body(
                 start.spec, recipe.model, "The start weights decide the model: leave out what says otherwise."
             )
-
-
-def _require_teachers(trained: Sequence[Recipe], parts: Parts, console: Console) -> None:
-    for one in {(one.teacher, one.data.preprocess()): one for one in trained}.values():  # each teacher once
-        with as_usage_error("@" not in one.teacher):
-            require_teacher(one, parts.train.classes, quiet=console.quiet)
 
 
 def _require_recipe_start(call: TrainCall, recipe: Recipe, console: Console) -> None:
