@@ -3,7 +3,7 @@
 Owns the schema. A cell of the grid is one value of every axis and a seed; its stages are runs, each starting from the last:
 
     [scales.laptop.stages.train]
-    recipe = "study-laptop"
+    recipe = "study-laptop-vit"
     [scales.laptop.axes.positions]
     none = { train = { "model.pos" = "none" } }         # what this value changes, stage by stage
     "1-D" = { train = { "model.pos" = "learned" } }
@@ -286,7 +286,8 @@ def _require_test(test: Test, who: str) -> None:
     needs_axis = test.statistic.startswith(("slope", "exponent"))
     require(not needs_axis or test.along != "", f"{who}: a {test.statistic} needs the name of an axis: along")
     compares = test.statistic.endswith(("difference", "ratio"))
-    require(not compares or test.a != test.b, f"{who}: a {test.statistic} needs two different sides: a and b")
+    sides = bool(test.a) and bool(test.b) and test.a != test.b
+    require(not compares or sides, f"{who}: a {test.statistic} needs two different sides: a and b")
 
 
 def _require_testable(test: Test, scale: Scale, who: str) -> None:
@@ -297,6 +298,8 @@ def _require_testable(test: Test, scale: Scale, who: str) -> None:
         _require_axes(scale, [test.along], who)
         places = [value.x for value in scale.axes[test.along] if value.x is not None]
         require(places != [], f"{who} goes along {test.along}, whose values have no x at the scale {scale.name}")
+        without = [value.label for value in scale.axes[test.along] if value.x is None and test.along not in test.a]
+        require(without == [], f"{who} goes along {test.along}, of which {', '.join(without)} has no x")
         require(min(places) > 0, f"{who} goes along {test.along} by its logarithm, and an x of it is not above 0")
 
 
@@ -356,15 +359,18 @@ def _axis_value(where: str, label: str, value: Any, stages: Mapping[str, Stage])
     changes = {key: change for key, change in given.items() if key in stages}
     for stage, change in changes.items():
         require(isinstance(change, Mapping), f"{where}.{label}.{stage} must be a table of keys, not {change!r}")
+        is_table = isinstance(change.get("data"), Mapping)  # TOML takes the dot of a bare key for a table
+        require(not is_table, f'{where}.{label}.{stage}: write keys of data in quotation marks, as "data.train_images"')
         own = {key: change[key] for key in _OF_A_STAGE if key in change}
         config.from_dict(Stage, own, f"{where}.{label}.{stage}.")
     x = given.get("x")
     is_number = isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
     require(x is None or is_number, f"{where}.{label}.x must be a number, not {x!r}")
-    lines = given.get("line", ())
-    return AxisValue(
-        label, None if x is None else float(x), (lines,) if isinstance(lines, str) else tuple(lines), changes
-    )
+    lines: Any = given.get("line", [])
+    lines = [lines] if isinstance(lines, str) else lines
+    are_texts = isinstance(lines, list) and all(isinstance(line, str) for line in cast(list[Any], lines))
+    require(are_texts, f"{where}.{label}.line must be text or a list of texts, not {lines!r}")
+    return AxisValue(label, None if x is None else float(x), tuple(lines), changes)
 
 
 def changed_stage(stage: Stage, changes: Mapping[str, Any]) -> Stage:

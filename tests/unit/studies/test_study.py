@@ -54,6 +54,9 @@ WRONG = {
     ),
     "{ x = 1,": ("{ x = 'one',", r"scales\.laptop\.axes\.size\.1\.x must be a number, not 'one'"),
     "{ x = 2,": ("{ x = true,", r"scales\.laptop\.axes\.size\.2\.x must be a number, not True"),
+    "{ x = 4": ("{ line = 3, x = 4", r"scales\.laptop\.axes\.size\.4\.line must be text or a list of texts, not 3"),
+    '"data.train_images" = 200': ("data.train_images = 200", "keys of data in quotation marks"),
+    'b = { kind = "B" }\n': ("", "claim a-above-b: a difference needs two different sides"),
     '{ "data.train_images" = 100 }': ("{ recipe = 3 }", r"scales\.laptop\.axes\.size\.1\.train\.recipe' must be text"),
     '{ "data.train_images" = 200 }': ("{ verb = 'fly' }", r"scales\.laptop\.axes\.size\.2\.train\.verb: 'fly'"),
     "{ x = 4,": ("{ x = inf,", r"scales\.laptop\.axes\.size\.4\.x must be a number, not inf"),
@@ -105,6 +108,8 @@ def test_a_slope_needs_places_above_zero(tmp_path: Path) -> None:
     tiny_study(tmp_path, text)
     with pytest.raises(UsageError, match="by its logarithm"):
         tiny_study(tmp_path, text.replace("x = 1,", "x = 0,"))
+    with pytest.raises(UsageError, match="goes along size, of which 1 has no x"):
+        tiny_study(tmp_path, text.replace("x = 1,", ""))
 
 
 def test_a_table_that_is_not_published_is_refused(tmp_path: Path) -> None:
