@@ -109,10 +109,12 @@ _SEE = {
     "predict": "[Predict and embed](../../how-to/predict-and-embed.md), "
     "[Label millions of images](../../how-to/label-millions-of-images.md)",
     "report_study": "[Published tables](../published-tables.md)",
+    "run_study": "[Run a study](../../how-to/run-a-study.md), [study files](../study-files.md)",
     "save": "[Train in your own loop](../../how-to/train-in-your-own-loop.md)",
     "serve": "[Serve a model](../../how-to/serve-a-model.md)",
     "shard_data": "[Data sources](../data-sources.md)",
     "show_recipe": "[Recipes](../recipes.md), [config keys](../config-keys.md)",
+    "show_study": "[Study files](../study-files.md)",
     "split_data": "[Check your data](../../how-to/check-your-data.md)",
     "train": "[Train on your photos](../../how-to/train-on-your-photos.md), [config keys](../config-keys.md)",
 }

@@ -29,6 +29,10 @@ from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.spec import AxialResNetSpec, BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.models.vit import ViT
 from vitlab.runs.training.training_run import TrainResult
+from vitlab.studies import study
+from vitlab.studies.cell_run import execute_run
+from vitlab.studies.grid import StudyRun
+from vitlab.studies.outcome import is_share
 from vitlab.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,8 +65,9 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 # They train, or export, for longer than a page of `make test` may: `make slow` runs them, and `make docs`.
 LONG_PAGES = {
     *("explanation/from-attention-to-vit.md", "explanation/optimisers.md", "how-to/noisy-student.md"),
-    *("how-to/pretrain-without-data.md", "how-to/pretrain-without-labels.md", "how-to/run-a-study.md"),
-    *("how-to/export-a-model.md", "how-to/see-attention.md", "tutorial/photos-to-attention.md"),
+    *("how-to/pretrain-without-data.md", "how-to/pretrain-without-labels.md"),
+    *("how-to/export-a-model.md", "how-to/see-attention.md", "reference/study-files.md"),
+    "tutorial/photos-to-attention.md",
 }
 
 
@@ -295,6 +300,82 @@ def test_config_keys_are_listed_with_their_defaults_and_choices() -> None:
     for row, (key, _, hint) in zip(rows, leaves, strict=True):
         if typing.get_origin(hint) is typing.Literal:
             assert all(f"`{choice}`" in row[1] for choice in typing.get_args(hint)), key
+
+
+STUDY_TABLES = {
+    "The study": study._StudyTable,
+    "Scales": study._ScaleTable,
+    "Stages": study.Stage,
+    "Drawings": study.Drawing,
+    "Claims": study.Claim,
+    "Tests": study.Test,
+    "Printed": study.Printed,
+}
+
+
+@pytest.mark.parametrize("heading", STUDY_TABLES)
+def test_keys_of_a_study_are_listed_with_their_defaults_and_choices(heading: str) -> None:
+    section, schema = _section(_read("reference/study-files.md"), heading), STUDY_TABLES[heading]
+    rows = [row for row in _rows(section) if len(row) == 4]
+    fields, hints = dataclasses.fields(schema), typing.get_type_hints(schema)
+    assert [(row[0], row[2]) for row in rows] == [(f"`{field.name}`", _default(field, "needed")) for field in fields]
+    for row, field in zip(rows, fields, strict=True):
+        if field.name != "statistic":  # it has a table of its own
+            assert all(f"`{choice}`" in row[1] for choice in _choices(hints[field.name])), field.name
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """Of a closed set, or of a tuple of such."""
+    hint = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+
+
+def test_keys_of_an_axis_value_its_labels_and_statistics_are_listed() -> None:
+    page = _read("reference/study-files.md")
+    value = {row[0].strip("`"): row[3] for row in _rows(_section(page, "Axis values"))}
+    assert list(value) == [*study._OF_A_VALUE, "STAGE"]
+    assert all(f"`{key}`" in value["STAGE"] for key in study._OF_A_STAGE)
+    labels = [row[0] for row in _rows(_section(page, "Tests")) if len(row) == 2]
+    assert labels == [f"`{label}`" for label in (*study.ENDS, study.BEST)]
+    listed = [row[0] for row in _rows(_section(page, "Statistics"))]
+    assert listed == [f"`{name}`" for name in typing.get_args(study.Statistic)]
+    (drawn_over,) = (row[3] for row in _rows(_section(page, "Drawings")) if row[0] == "`x`")
+    assert all(f"`{name}`" in drawn_over for name in study.NO_AXES)
+
+
+TINY = {"model.name": "ViT-w8d2m8h2/4", "data.image_size": [8, 8], "train.batch_size": 8, "train.steps": 2}
+TINY_STAGES = {  # in this order: what is measured is the first
+    "train": study.Stage(recipe="study-laptop-vit", set=TINY),
+    "train, no labels": study.Stage(recipe="study-laptop-vit", set={**TINY, "objective.kind": "masked-patches"}),
+    "noisy-student": study.Stage(
+        verb="noisy-student", recipe="noisy-student-digits", set={**TINY, "noisy_student.threshold": 0.0}
+    ),
+    "few-shot": study.Stage(verb="few-shot"),
+    "inspect": study.Stage(verb="inspect", set={"max_images": 4}),
+    "speed": study.Stage(verb="speed", set={"model": "ViT-w8d1m8h1/4", "image_size": 8, "batch": 1}),
+}
+# Of images with several labels, and of a GPU.
+NOT_OF_DIGITS = {"mean_ap", "teacher_mean_ap", "largest_batch"}
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_measures_of_each_verb_are_those_that_a_run_writes(tmp_path: Path) -> None:
+    listed: dict[str, set[str]] = {}
+    section = _section(_read("reference/study-files.md"), "Measures")
+    for verb, measures, _ in _rows(section):
+        listed.setdefault(verb.strip("`"), set()).update(re.findall("`(.+?)`", measures))
+    everywhere = listed.pop("any") - {"flops", "seconds"}
+    assert tuple(listed) == typing.get_args(study.StageVerb)
+    written: dict[str, set[str]] = {}
+    for name, stage in TINY_STAGES.items():
+        start = tmp_path / "train" if stage.verb in ("few-shot", "inspect") else None
+        numbers = execute_run(StudyRun(name, stage, 0, None), tmp_path / name, start, device="cpu", threads=1).numbers
+        written.setdefault(stage.verb, set()).update(numbers)
+    for verb, names in written.items():
+        heads = {name for name in names if re.fullmatch(r"distance_layer\d+_head\d+", name)} - {"distance_layer1_head1"}
+        assert names - heads == (listed[verb] - NOT_OF_DIGITS) | everywhere, verb
+    shares = {name for name in set().union(*listed.values()) if is_share(name) and not name.startswith("teacher_")}
+    assert all(f"`{name}`" in section.rpartition("|")[2] for name in shares), "what reports print in per cent"
 
 
 def _leaves(schema: type[Any], where: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
