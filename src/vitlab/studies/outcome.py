@@ -168,7 +168,16 @@ def _no_number(test: Test, scale: Scale, conditions: Sequence[Condition]) -> str
     sides = [_chosen(conditions, scale, seed, side) for seed in scale.seeds for side in (test.a, test.b)]
     if test.statistic == "cost-ratio" and all(sides):
         return f"there is no {spoken(test.measure or scale.measure)} that both reach"
-    return NOT_YET
+    measured = [one for side in sides for one in side]
+    return lacks_measure(measured[0].record, test.measure or scale.measure) or NOT_YET if measured else NOT_YET
+
+
+def lacks_measure(record: CellRecord, measure: str) -> str:
+    """What a record has instead of a measure, which may be misspelt; empty where it has it."""
+    if measure in record.numbers or measure in ("flops", "seconds"):
+        return ""
+    names = sorted(name for name in record.numbers if "_layer" not in name)  # of single heads there are hundreds
+    return f"its runs have no number {measure}; they have {', '.join(names)}"
 
 
 def _estimate(test: Test, values: Sequence[float]) -> Estimate:
@@ -323,7 +332,7 @@ def spoken(measure: str) -> str:
 
 def goodness(measure: str, value: float) -> float:
     """A number that is larger where a measure is better."""
-    return -value if measure.startswith(_LOWER_IS_BETTER) else value
+    return -value if measure.removeprefix("teacher_").startswith(_LOWER_IS_BETTER) else value
 
 
 def is_share(measure: str) -> bool:

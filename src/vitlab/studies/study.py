@@ -249,7 +249,10 @@ def _study(name: str, given: _StudyTable) -> Study:
         scales=scales,
         printed=given.printed,
     )
+    names = [claim.name for claim in study.claims]
     for claim in study.claims:
+        require(names.count(claim.name) == 1, f"two claims have the name {claim.name}")
+        require(claim.tests != (), f"claim {claim.name} has no tests")
         for test in claim.tests:
             _require_test(test, f"claim {claim.name}")
             for at in (scales[scale] for scale in test.scales if scale in scales):
@@ -324,6 +327,10 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
     for stage in list(table.stages)[:-1]:
         verb = table.stages[stage].verb
         require(verb == "train", f"scales.{name}.stages.{stage} leaves no weights to start from: {verb} comes last")
+    last, stage = list(table.stages.items())[-1]
+    alone = stage.verb not in ("noisy-student", "speed") or len(table.stages) == 1
+    require(alone, f"scales.{name}.stages.{last} starts from no weights: {stage.verb} has no stage before it")
+    require(stage.verb != "few-shot" or not stage.set, f"scales.{name}.stages.{last}: few-shot has no settings to set")
     seeds = set(table.seeds)
     require(
         len(seeds) == len(table.seeds) > 0 <= min(seeds), f"scales.{name}.seeds must be different whole numbers, from 0"
@@ -336,6 +343,7 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
     }
     for axis, values in axes.items():
         require(values != (), f"scales.{name}.axes.{axis} has no values")
+        require(axis not in NO_AXES, f"scales.{name}.axes.{axis}: {', '.join(NO_AXES)} have a meaning of their own")
     skip = tuple({axis: str(label) for axis, label in one.items()} for one in table.skip)
     scale = Scale(name, table.about, table.seeds, table.stages, axes, skip, table.measure or measure, table.minutes)
     for one in skip:

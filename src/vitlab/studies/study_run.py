@@ -27,7 +27,7 @@ from vitlab.studies.cell_records import CellRecord, record_path
 from vitlab.studies.grid import StudyRun, list_cells, list_runs
 from vitlab.studies.leases import LEASES, Leases
 from vitlab.studies.live import LiveTable
-from vitlab.studies.outcome import Outcome, find_outcome
+from vitlab.studies.outcome import Outcome, find_outcome, lacks_measure
 from vitlab.studies.study import Scale, Study, first_seeds, read_study
 from vitlab.studies.study_report import write_study
 from vitlab.studies.worker import FAILURES, finished
@@ -289,8 +289,10 @@ def _finished_line(
     """With the number that its study is about, where it has one."""
     name = names[run.key]
     measure = next((scale.measure for study, scale in studies if name.startswith(f"{study.name}: ")), "")
-    value = None if ": start of " in name else record.numbers.get(measure)
-    return name if value is None else f"{name}: {measure} {value:.4g}"
+    if ": start of " in name:
+        return name
+    value = record.numbers.get(measure)
+    return f"{name}: {lacks_measure(record, measure)}" if value is None else f"{name}: {measure} {value:.4g}"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """What records say: every statistic on numbers known by hand, what is selected, and when a claim holds."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,6 +148,11 @@ def test_cost_ratio_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> No
         flops=spent,
     )
     assert list(only(found).by_seed.values()) == pytest.approx([2.0] * 3) and found.verdict == HOLDS
+
+
+def test_a_measure_that_no_run_has_is_named_with_those_there_are(tmp_path: Path) -> None:
+    (test,) = judged(tmp_path, 'statistic = "value"\nmeasure = "accuracy"\nabove = 0.2').tests
+    assert test.verdict == UNKNOWN and re.search("no number accuracy; they have .*top1", test.sentence)
 
 
 def test_best_counts_measurements_of_zero(tmp_path: Path) -> None:

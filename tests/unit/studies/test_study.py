@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from study_records import SCALE, TINY, records_of, tiny_study
+from study_records import CLAIM, HEAD, SCALE, TINY, records_of, tiny_study
 
 from vitlab.core import config
 from vitlab.core.errors import FileProblem, UnknownName, UsageError, VitlabError
@@ -63,6 +63,15 @@ WRONG = {
     "b = { kind": ("below = nan\nb = { kind", "claim a-above-b: above and below must be finite"),
     "[scales.laptop.axes.kind]\n": ("[scales.laptop.axes.width]\n[scales.laptop.axes.kind]\n", "width has no values"),
     'about = "Not': ('seeds = [0, -1]\nabout = "Not', r"scales\.laptop\.seeds must be .*from 0"),
+    "[scales.laptop.axes.kind]": (
+        "[scales.laptop.axes.flops]\na = {}\n[scales.laptop.axes.kind]",
+        "meaning of their own",
+    ),
+    'recipe = "study': ('verb = "few-shot"\nset = { shots = 3 }\nrecipe = "study', "few-shot has no settings"),
+    "[scales.laptop.axes.kind]\nA": (
+        '[scales.laptop.stages.time]\nverb = "speed"\n[scales.laptop.axes.kind]\nA',
+        r"scales\.laptop\.stages\.time starts from no weights",
+    ),
     'line = "kind"': ('line = "kin"', "a drawing names the axis kin"),
     'x = "size"': ('x = "flop"', "a drawing names the axis flop"),
     'paper = "Figure 0"': (
@@ -110,6 +119,13 @@ def test_a_slope_needs_places_above_zero(tmp_path: Path) -> None:
         tiny_study(tmp_path, text.replace("x = 1,", "x = 0,"))
     with pytest.raises(UsageError, match="goes along size, of which 1 has no x"):
         tiny_study(tmp_path, text.replace("x = 1,", ""))
+
+
+def test_claims_have_tests_and_names_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two claims have the name a-above-b"):
+        tiny_study(tmp_path, HEAD + CLAIM + CLAIM + SCALE)
+    with pytest.raises(UsageError, match="claim a-above-b has no tests"):
+        tiny_study(tmp_path, HEAD + CLAIM.partition("[[claims.tests]]")[0] + "tests = []\n" + SCALE)
 
 
 def test_a_table_that_is_not_published_is_refused(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_claims_are_reported_from_what_there_is(tmp_path: Path) -> None:
     empty = report_study("claims", records=tmp_path / "made")
     assert isinstance(empty, ClaimsReport)
     count = sum(len(read_study(name).claims) for name in list_study_names())
-    assert len(empty.rows) == count and empty.measured().endswith(f", {count} not measured yet")
+    assert len(empty.rows) == count and empty.measured().endswith(f", {count} are not measured yet")
     write_records(tmp_path / "made", records_of(read_study("optimiser").at("laptop")))
     some = report_study("claims", records=tmp_path / "made", out=tmp_path / "claims.md")
     assert isinstance(some, ClaimsReport) and f"0 of {count} claims hold here, 1 does not, " in some.measured()
