@@ -27,7 +27,7 @@ _READABLE_BESIDE = 12  # columns of a matrix, or rows of a table, in half a page
 _SMALLEST_CELL_REM, _LARGEST_CELL_REM, _MATRIX_REM = 1.75, 5.5, 21  # of a matrix, in the page's letters
 _BESIDE = 2  # pictures of an example in half a page
 _FEW_COLUMNS, _LETTERS_BESIDE = 4, 60  # of a table in half a page
-_NUMBER = re.compile(r"[-+−<≈]?\d")  # how a cell with a number begins
+_NUMBER = re.compile(r"[-+−<≈]?\d(?![\d.]*-\w)")  # how a cell with a number begins
 _MOST_IN_A_FILE = 60  # classes of a matrix as a file; beyond, it is a grey square
 _LOADER = jinja2.PackageLoader("vitlab.report", "")
 # Tiles in a row, by preference: the first that leaves the fewest places empty is taken.

@@ -32,7 +32,7 @@ class CellRecord:
     seed: int
     numbers: Mapping[str, float]  # top1, loss, ...: whatever the verb measures
     flops: float  # of training, by formula: 6 per multiply-add and image; 0 where nothing was trained
-    seconds: float  # of the last try, where it was stopped and resumed
+    seconds: float  # of a training run with the steps of all tries, of others with those of the last
     workers: int  # runs that shared the machine: with more than one, seconds compare with those of no other machine
     curve: tuple[tuple[float, float], ...] = ()  # (step, loss), thinned
     command: str

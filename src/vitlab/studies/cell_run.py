@@ -26,7 +26,8 @@ from vitlab.runs.training.resolve import resolve
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import StudyRun
 from vitlab.studies.inspected import numbers_of
-from vitlab.studies.speed import SpeedRule, measure_speed
+from vitlab.studies.speed import measure_speed
+from vitlab.studies.study import SpeedRule
 from vitlab.training.call import TrainCall
 from vitlab.training.pretext_rules import count_task_macs
 
@@ -57,7 +58,7 @@ def execute_run(
         seed=run.seed,
         numbers={**done.numbers, "params": float(count_params(done.model)), "macs": float(count_macs(done.model))},
         flops=done.flops,
-        seconds=round(time.perf_counter() - began, 3),
+        seconds=round(max(time.perf_counter() - began, done.seconds), 3),
         workers=workers,
         curve=done.curve,
         command=done.command,
@@ -73,6 +74,7 @@ class _Done(NamedTuple):
     numbers: dict[str, float]
     command: str
     flops: float = 0.0
+    seconds: float = 0.0  # where the verb itself knows those of earlier tries
     curve: tuple[tuple[float, float], ...] = ()
 
 
@@ -111,6 +113,7 @@ def _train(run: StudyRun, place: Path, start: Path | None, machine: Mapping[str,
         numbers={**tested(test), **images, "images_per_second": result.images_per_second},
         command=job.command,
         flops=float(_TRAIN_FLOPS_PER_MAC * macs * seen),
+        seconds=result.seconds,
         curve=thinned_curve([(record.step, record.loss) for record in result.records]),
     )
 
@@ -141,7 +144,7 @@ def _few_shot(run: StudyRun, place: Path, start: Path | None, machine: Mapping[s
 
 def _inspect(run: StudyRun, place: Path, start: Path | None, machine: Mapping[str, Any]) -> _Done:
     model, data = _measured(run, place, start), run.stage.data
-    result = inspect(model, data or (), figures=_FIGURES, out=place, photos=1, **run.stage.set, **machine)
+    result = inspect(model, data or (), figures=_FIGURES, out=place, photos=1, **machine)
     uniform_px = result.numbers["model"].get("attention", {}).get("uniform_distance_px")
     command = command_line("inspect", model, *([data] if data else []), options={"figures": ",".join(_FIGURES)})
     numbers = numbers_of(result.arrays, result.grid, uniform_px)

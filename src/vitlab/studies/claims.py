@@ -26,7 +26,7 @@ class ClaimRow:
     study: str
     scale: str
     found: ClaimOutcome
-    unfinished: str = ""  # a larger scale of which some cells are measured
+    unfinished: tuple[str, ...] = ()  # larger scales with too few seeds of this claim
 
     @property
     def verdict(self) -> str:
@@ -36,10 +36,13 @@ class ClaimRow:
     def command(self) -> str:
         return command_line("study run", self.study, options={"scale": self.scale})
 
+    def begun(self) -> list[str]:
+        """That a larger scale may say something else, where it is begun."""
+        return [f"the scale {scale} has too few seeds so far" for scale in self.unfinished]
+
     def cells(self) -> tuple[str, ...]:
         claim = self.found.claim
-        measured = "; ".join(test.sentence for test in self.found.tests)
-        measured += f"; the scale {self.unfinished} is begun and has too few seeds" if self.unfinished else ""
+        measured = "; ".join([*(test.sentence for test in self.found.tests), *self.begun()])
         says = f"{claim.says} ({claim.note})" if claim.note else claim.says
         return says, claim.where, measured, self.scale, self.verdict, self.command
 
@@ -105,7 +108,11 @@ class ClaimsReport:
             Verdicts(
                 f"{read_study(name).title} ({scale})",
                 read_study(name).question,
-                [verdict_row(row.found, row.command) for row in self.rows if (row.study, row.scale) == (name, scale)],
+                [
+                    verdict_row(row.found, row.command, row.begun())
+                    for row in self.rows
+                    if (row.study, row.scale) == (name, scale)
+                ],
             )
             for name, scale in dict.fromkeys((row.study, row.scale) for row in self.rows)
         ]
@@ -129,15 +136,16 @@ def _rows(name: str, records: Mapping[str, CellRecord], asked: str | None) -> li
     study = read_study(name)
     scales = [scale for scale in SCALES if scale in study.scales and asked in (None, scale)]
     outcomes = {scale: find_outcome(study, study.at(scale), records) for scale in scales}
-    return [_row(name, i, outcomes) for i in range(len(study.claims))] if outcomes else []
+    rows = (_row(name, claim.name, outcomes) for claim in study.claims)
+    return [row for row in rows if row is not None]
 
 
-def _row(name: str, number: int, outcomes: Mapping[str, Outcome]) -> ClaimRow:
-    """The largest scale with enough seeds to tell; else the largest at which anything is known."""
-    everywhere = {scale: outcome.claims[number] for scale, outcome in outcomes.items()}
-    found = {scale: claim for scale, claim in everywhere.items() if claim.tests} or everywhere
+def _row(name: str, claim: str, outcomes: Mapping[str, Outcome]) -> ClaimRow | None:
+    """The largest scale with enough seeds to tell; else the largest at which anything is known. None where none tests it."""
+    found = {scale: one for scale, outcome in outcomes.items() for one in outcome.claims if one.claim.name == claim}
+    if not found:
+        return None
     known = sorted(found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS))  # of equals, the largest is last
     scale = known[-1] if found[known[-1]].seeds else known[0]
     larger = list(found)[list(found).index(scale) + 1 :]
-    begun = [one for one in larger if found[one].tests and outcomes[one].measured]
-    return ClaimRow(name, scale, found[scale], " and ".join(begun))
+    return ClaimRow(name, scale, found[scale], tuple(one for one in larger if found[one].is_begun))

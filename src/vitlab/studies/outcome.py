@@ -45,7 +45,7 @@ class Measured:
 
 
 def _seconds(record: CellRecord) -> float:
-    """No less than all its updates took at their rate: a run that was stopped knows the time of its last try alone."""
+    """No less than its images at their mean rate: early records of stopped runs have the time of the last try alone."""
     rate = record.numbers.get("images_per_second")
     return max(record.seconds, record.numbers.get("images_seen", 0.0) / rate) if rate else record.seconds
 
@@ -89,6 +89,7 @@ class ClaimOutcome:
     claim: Claim
     tests: tuple[TestOutcome, ...]
     verdict: ClaimVerdict
+    is_begun: bool = False  # some of the cells that it compares are measured
 
     @property
     def records(self) -> tuple[str, ...]:
@@ -130,19 +131,21 @@ def find_outcome(study: Study, scale: Scale, records: Mapping[str, CellRecord]) 
             *before, last = [record for record in chain if record is not None]
             rows[name].append(Measured(cell, last, tuple(before)))
     conditions = tuple(Condition(values[name], tuple(found)) for name, found in rows.items())
-    claims = tuple(_judge(claim, scale, conditions) for claim in study.claims)
+    claims = tuple(_judge(claim, scale, conditions) for claim in study.claims if claim.is_tested_at(scale.name))
     return Outcome(study, scale, len(cells), conditions, claims)
 
 
 def _judge(claim: Claim, scale: Scale, conditions: Sequence[Condition]) -> ClaimOutcome:
     tests = tuple(_test(test, scale, conditions) for test in claim.tests if scale.name in test.scales)
     verdicts = {test.verdict for test in tests}
-    result: ClaimVerdict = NOT_YET if tests and all(test.sentence == NOT_YET for test in tests) else UNKNOWN
+    result: ClaimVerdict = NOT_YET if all(test.sentence == NOT_YET for test in tests) else UNKNOWN
     if FAILS in verdicts:
         result = FAILS
     elif verdicts == {HOLDS}:
         result = HOLDS
-    return ClaimOutcome(claim, tests, result)
+    sides = [side for test in tests for side in ((test.test.a, test.test.b) if test.test.compares else (test.test.a,))]
+    is_begun = any(condition.seeds for side in sides for condition in _selected(conditions, scale, side))
+    return ClaimOutcome(claim, tests, result, is_begun)
 
 
 def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutcome:
@@ -191,20 +194,21 @@ def _estimate(test: Test, values: Sequence[float]) -> Estimate:
 
 def _statistic(test: Test, scale: Scale, seed: int, conditions: Sequence[Condition]) -> float | None:
     measure = test.measure or scale.measure
+    sides = (test.a, test.b) if test.compares else (test.a,)
+    if not all(_is_complete(conditions, scale, seed, side, measure) for side in sides):
+        return None
     a, b = (_chosen(conditions, scale, seed, side) for side in (test.a, test.b))
     match test.statistic:
         case "value":
-            found = [value for one in a if (value := one.number(measure)) is not None]
-            return statistics.fmean(found) if found else None
+            return statistics.fmean(value for one in a if (value := one.number(measure)) is not None)
         case "difference":
             return _compared(a, b, test, measure, operator.sub)
         case "ratio":
             return _compared(a, b, test, measure, operator.truediv)
         case "slope" | "exponent":
-            return _along(test, measure, a, _places(test, scale, conditions))
+            return _along(test, measure, a)
         case "slope-difference" | "exponent-difference":
-            places = _places(test, scale, conditions)
-            of_a, of_b = _along(test, measure, a, places), _along(test, measure, b, places)
+            of_a, of_b = _along(test, measure, a), _along(test, measure, b)
             return None if of_a is None or of_b is None else of_a - of_b
         case "cost-ratio":
             (costs_a, values_a), (costs_b, values_b) = (_costs(side, test.cost, measure) for side in (a, b))
@@ -217,20 +221,11 @@ def _costs(side: Sequence[Measured], cost: str, measure: str) -> tuple[list[floa
     return [spent for spent, _ in known], [value for _, value in known]
 
 
-def _places(test: Test, scale: Scale, conditions: Sequence[Condition]) -> set[float | None]:
-    """Where on its axis any seed of either side was measured: a slope over fewer places is not comparable."""
-    sides = (test.a, test.b) if test.statistic.endswith("difference") else (test.a,)
-    cells = (one for seed in scale.seeds for side in sides for one in _chosen(conditions, scale, seed, side))
-    return {one.cell.values[test.along].x for one in cells}
-
-
-def _along(test: Test, measure: str, side: Sequence[Measured], places: set[float | None]) -> float | None:
-    """A slope over all places on the axis, at least two of them; an exponent over at least three."""
+def _along(test: Test, measure: str, side: Sequence[Measured]) -> float | None:
+    """A slope over at least two places on the axis; an exponent over at least three."""
     points = [(one.cell.values[test.along].x, one.number(measure)) for one in side]
     known = [(x, y) for x, y in points if x is not None and y is not None]
     xs, ys = [x for x, _ in known], [y for _, y in known]
-    if set(xs) != places:
-        return None
     if test.statistic.startswith("slope"):
         return slope(xs, ys) if len(set(xs)) > 1 else None
     return fit_power_law(xs, ys).exponent if len(set(xs)) > 2 else None
@@ -256,29 +251,36 @@ def _compared(
     return statistics.fmean(found) if found else None
 
 
-def _chosen(conditions: Sequence[Condition], scale: Scale, seed: int, selection: Selection) -> list[Measured]:
-    """The cells of one seed that have the labels of a selection; `first` and `last` are the ends of an axis."""
+def _selected(conditions: Sequence[Condition], scale: Scale, selection: Selection) -> list[Condition]:
+    """Those that have the labels of a selection; `first` and `last` are the ends of an axis."""
     return [
-        one
+        condition
         for condition in conditions
         if all(_is_at(condition.values[axis], label, scale.axes[axis]) for axis, label in selection.items())
-        for one in condition.seeds
-        if one.cell.seed == seed
     ]
+
+
+def _chosen(conditions: Sequence[Condition], scale: Scale, seed: int, selection: Selection) -> list[Measured]:
+    """The cells of one seed that a selection names, as far as they are measured."""
+    selected = _selected(conditions, scale, selection)
+    return [one for condition in selected for one in condition.seeds if one.cell.seed == seed]
+
+
+def _is_complete(conditions: Sequence[Condition], scale: Scale, seed: int, selection: Selection, measure: str) -> bool:
+    """Whether a seed has every cell of a selection: a mean or a front of some of them is another number."""
+    selected = _selected(conditions, scale, selection)
+    return selected != [] and all(seed in condition.numbers(measure) for condition in selected)
 
 
 def _with_best(selection: Selection, measure: str, scale: Scale, conditions: Sequence[Condition]) -> Selection:
     """A selection with the label that `best` stands for: each side of a comparison may have its own learning rate."""
     for axis in [axis for axis, label in selection.items() if label == BEST]:
+        others = {other: label for other, label in selection.items() if other != axis}
+        seeds = [seed for seed in scale.seeds if _is_complete(conditions, scale, seed, others, measure)]
         means: dict[str, float] = {}
         for value in scale.axes[axis]:
-            tried = {**selection, axis: value.label}
-            found = [
-                n
-                for seed in scale.seeds
-                for one in _chosen(conditions, scale, seed, tried)
-                if (n := one.number(measure)) is not None
-            ]
+            selected = _selected(conditions, scale, {**selection, axis: value.label})
+            found = [condition.numbers(measure)[seed] for condition in selected for seed in seeds]
             means |= {value.label: statistics.fmean(found)} if found else {}
         best = max(means, key=lambda label: goodness(measure, means[label]), default=BEST)
         selection = {**selection, axis: best}

@@ -1,16 +1,15 @@
 """Images per second and the largest batch of a model at one image size: Figure 12, and what attention costs."""
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vitlab.core.runtime import out_of_memory
 from vitlab.models.build import Model, create_model
+from vitlab.studies.study import SpeedRule
 
 _SECONDS, _REPEATS = {"cuda": 0.1}, 5  # of one timing; the median of several
 _SECONDS_ELSEWHERE = 0.3
@@ -18,14 +17,6 @@ _FACTOR = 4  # from one batch to the next that is tried
 _MOST = {"cuda": 4096}  # images at once
 _MOST_ELSEWHERE = 16
 _WORTHWHILE = 1.03  # a larger batch that is not faster by this is the last
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpeedRule:
-    model: str
-    image_size: int
-    batch: int = 0  # 0 for the best of several
-    precision: Literal["fp32", "bf16"] = "fp32"
 
 
 def measure_speed(rule: SpeedRule, device: torch.device) -> tuple[Model, dict[str, float]]:

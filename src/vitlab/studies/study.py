@@ -48,6 +48,16 @@ class Stage:
     set: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeedRule:
+    """The settings of a `speed` stage."""
+
+    model: str
+    image_size: int
+    batch: int = 0  # 0 for the best of several
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
 @dataclasses.dataclass(frozen=True)
 class AxisValue:
     """One value of an axis, and what it changes."""
@@ -101,6 +111,11 @@ class Test:
     below: float | None = None
     scales: tuple[ScaleName, ...] = SCALES  # where the test makes sense
 
+    @property
+    def compares(self) -> bool:
+        """Whether it has two sides."""
+        return self.statistic.endswith(("difference", "ratio"))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
@@ -111,6 +126,9 @@ class Claim:
     where: str  # in the paper
     tests: tuple[Test, ...]
     note: str = ""  # how the scale differs from the paper's
+
+    def is_tested_at(self, scale: str) -> bool:
+        return any(scale in test.scales for test in self.tests)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,13 +270,13 @@ def _study(name: str, given: _StudyTable) -> Study:
     names = [claim.name for claim in study.claims]
     for claim in study.claims:
         require(names.count(claim.name) == 1, f"two claims have the name {claim.name}")
-        require(claim.tests != (), f"claim {claim.name} has no tests")
+        require(any(map(claim.is_tested_at, scales)), f"claim {claim.name} has no test at any scale of the study")
         for test in claim.tests:
             _require_test(test, f"claim {claim.name}")
             for at in (scales[scale] for scale in test.scales if scale in scales):
                 _require_testable(test, at, f"claim {claim.name}")
     for drawing in study.drawings:
-        axes = [axis for axis in (drawing.x, drawing.line) if axis and axis not in NO_AXES]
+        axes = [*filter(None, (drawing.line, "" if drawing.x in NO_AXES else drawing.x))]
         for at in (scales[scale] for scale in drawing.scales if scale in scales):
             _require_axes(at, axes, "a drawing")
             _require_labels(at, drawing.only, "a drawing")
@@ -288,22 +306,40 @@ def _require_test(test: Test, who: str) -> None:
     require(low is None or high is None or low < high, f"{who}: no number is above {low} and below {high}")
     needs_axis = test.statistic.startswith(("slope", "exponent"))
     require(not needs_axis or test.along != "", f"{who}: a {test.statistic} needs the name of an axis: along")
-    compares = test.statistic.endswith(("difference", "ratio"))
     sides = bool(test.a) and bool(test.b) and test.a != test.b
-    require(not compares or sides, f"{who}: a {test.statistic} needs two different sides: a and b")
+    require(not test.compares or sides, f"{who}: a {test.statistic} needs two different sides: a and b")
 
 
 def _require_testable(test: Test, scale: Scale, who: str) -> None:
     """A label that a scale does not have would never be measured, and the claim never judged."""
     for side in (test.a, test.b):
         _require_labels(scale, side, who, (*ENDS, BEST))
+    alike = test.compares and all(_at(scale, axis, test.a) == _at(scale, axis, test.b) for axis in {*test.a, *test.b})
+    require(not alike, f"{who}: a and b are the same at the scale {scale.name}")
     if test.along:
         _require_axes(scale, [test.along], who)
-        places = [value.x for value in scale.axes[test.along] if value.x is not None]
-        require(places != [], f"{who} goes along {test.along}, whose values have no x at the scale {scale.name}")
-        without = [value.label for value in scale.axes[test.along] if value.x is None and test.along not in test.a]
-        require(without == [], f"{who} goes along {test.along}, of which {', '.join(without)} has no x")
-        require(min(places) > 0, f"{who} goes along {test.along} by its logarithm, and an x of it is not above 0")
+        for side in (test.a, test.b) if test.compares else (test.a,):
+            _require_places(
+                test, [value for value in scale.axes[test.along] if value in _at(scale, test.along, side)], who
+            )
+
+
+def _require_places(test: Test, values: Sequence[AxisValue], who: str) -> None:
+    where = f"{who} goes along {test.along}, of which"
+    without = [value.label for value in values if value.x is None]
+    require(without == [], f"{where} {', '.join(without)} has no x")
+    places = {value.x for value in values if value.x is not None}
+    least = 2 if test.statistic.startswith("slope") else 3
+    require(len(places) >= least, f"{where} a side has fewer than {least} places, which a {test.statistic} needs")
+    require(min(places) > 0, f"{where} an x is not above 0, and it goes by its logarithm")
+
+
+def _at(scale: Scale, axis: str, selection: Selection) -> Sequence[AxisValue]:
+    """The values of an axis that a selection names; of `best`, which only the records know, all."""
+    label, values = selection.get(axis, BEST), scale.axes[axis]
+    if label in ENDS:
+        return [values[0 if label == ENDS[0] else -1]]
+    return values if label == BEST else [value for value in values if label in value.names]
 
 
 def _require_labels(scale: Scale, selection: Selection, who: str, also: Sequence[str] = ()) -> None:
@@ -324,13 +360,6 @@ def _require_axes(scale: Scale, axes: Sequence[str], who: str) -> None:
 
 def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
     require(bool(table.stages), f"scales.{name} has no stages")
-    for stage in list(table.stages)[:-1]:
-        verb = table.stages[stage].verb
-        require(verb == "train", f"scales.{name}.stages.{stage} leaves no weights to start from: {verb} comes last")
-    last, stage = list(table.stages.items())[-1]
-    alone = stage.verb not in ("noisy-student", "speed") or len(table.stages) == 1
-    require(alone, f"scales.{name}.stages.{last} starts from no weights: {stage.verb} has no stage before it")
-    require(stage.verb != "few-shot" or not stage.set, f"scales.{name}.stages.{last}: few-shot has no settings to set")
     seeds = set(table.seeds)
     require(
         len(seeds) == len(table.seeds) > 0 <= min(seeds), f"scales.{name}.seeds must be different whole numbers, from 0"
@@ -343,6 +372,10 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
     }
     for axis, values in axes.items():
         require(values != (), f"scales.{name}.axes.{axis} has no values")
+        special = {label for value in values for label in value.names if label in (*ENDS, BEST)}
+        require(
+            not special, f"scales.{name}.axes.{axis}: {', '.join((*ENDS, BEST))} are no labels: tests mean more by them"
+        )
         require(axis not in NO_AXES, f"scales.{name}.axes.{axis}: {', '.join(NO_AXES)} have a meaning of their own")
     skip = tuple({axis: str(label) for axis, label in one.items()} for one in table.skip)
     scale = Scale(name, table.about, table.seeds, table.stages, axes, skip, table.measure or measure, table.minutes)
@@ -353,6 +386,7 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
             require(
                 label in labels, f"scales.{name}.skip names {axis} {label}, which is not one of {', '.join(labels)}"
             )
+    require(count_cells(scale) > 0, f"scales.{name}.skip leaves no cell")
     return scale
 
 
@@ -378,7 +412,7 @@ def _axis_value(where: str, label: str, value: Any, stages: Mapping[str, Stage])
     lines = [lines] if isinstance(lines, str) else lines
     are_texts = isinstance(lines, list) and all(isinstance(line, str) for line in cast(list[Any], lines))
     require(are_texts, f"{where}.{label}.line must be text or a list of texts, not {lines!r}")
-    return AxisValue(label, None if x is None else float(x), tuple(lines), changes)
+    return AxisValue(label, None if x is None else float(x), tuple(dict.fromkeys(filter(None, lines))), changes)
 
 
 def changed_stage(stage: Stage, changes: Mapping[str, Any]) -> Stage:

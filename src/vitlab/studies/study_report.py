@@ -5,7 +5,6 @@ From records alone, and without the time of day: the same records give the same 
 
 import dataclasses
 import re
-import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,7 +145,8 @@ def build_page(outcome: Outcome, command: str) -> Report:
         ("machines", "; ".join(sorted(hardware)) or "none yet"),
         ("interval", "95 %, Student's t over the seeds"),
     ]
-    if undrawn := [drawing.title for drawing, plot in plots if plot not in own]:
+    undrawn = [drawing.title for drawing, plot in plots if plot not in own]
+    if undrawn and records:
         facts.append(("not drawn", f"{', '.join(undrawn)}: older records have no numbers of single heads"))
     return Report(
         title=study.title,
@@ -299,8 +299,9 @@ def _point(
 
 
 def _anywhere(command: str) -> str:
-    """A run's command with the folders of runs below the study's own, wherever that lay."""
-    return shlex.join(re.sub(r"[^=]*/(?=runs/[0-9a-f]{16}\b)", "", word) for word in shlex.split(command))
+    """A run's command without the folder of its study: `--out runs/KEY`, and what lies beside it likewise."""
+    found = re.search(r"--out[ =]'?(?P<study>[^']*/)runs/[0-9a-f]{16}\b", command)
+    return command if found is None else command.replace(found["study"], "")
 
 
 def _fit(name: str, points: Sequence[PlotPoint], colour: int, *, share: bool) -> list[PlotSeries]:
@@ -337,13 +338,11 @@ _HOW_JUDGED = (
 )
 
 
-def verdict_row(one: ClaimOutcome, command: str = "") -> Verdict:
-    """A claim for a page."""
+def verdict_row(one: ClaimOutcome, command: str = "", also: Sequence[str] = ()) -> Verdict:
+    """A claim for a page; `also` is said after what was measured."""
     good = {HOLDS: True, FAILS: False}.get(one.verdict)
-    claim = one.claim
-    return Verdict(
-        claim.says, one.verdict, [test.sentence for test in one.tests], good, claim.where, claim.note, command
-    )
+    claim, measured = one.claim, [*(test.sentence for test in one.tests), *also]
+    return Verdict(claim.says, one.verdict, measured, good, claim.where, claim.note, command)
 
 
 def _conditions_table(outcome: Outcome) -> Table:

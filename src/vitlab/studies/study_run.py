@@ -18,7 +18,7 @@ from typing import Any
 from vitlab.core import config, fsio, reading
 from vitlab.core.console import Console, seconds_left
 from vitlab.core.environment import usable_cores
-from vitlab.core.errors import FileProblem, UsageError, VitlabError
+from vitlab.core.errors import FileProblem, UsageError, VitlabError, require
 from vitlab.core.planned import stop_if_dry_run
 from vitlab.core.signals import Stopped
 from vitlab.options.option import command_of, takes
@@ -28,7 +28,7 @@ from vitlab.studies.grid import StudyRun, list_cells, list_runs
 from vitlab.studies.leases import LEASES, Leases
 from vitlab.studies.live import LiveTable
 from vitlab.studies.outcome import Outcome, find_outcome, lacks_measure
-from vitlab.studies.study import Scale, Study, first_seeds, read_study
+from vitlab.studies.study import Scale, SpeedRule, Study, first_seeds, read_study
 from vitlab.studies.study_report import write_study
 from vitlab.studies.worker import FAILURES, finished
 from vitlab.training.recipe import merged, read_recipe, recipe_from_dict, with_changes
@@ -95,8 +95,9 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     studies = [(study := read_study(name), first_seeds(study.at(options.scale), options.seeds)) for name in names]
     runs = list_runs(studies)
     before = finished(folder, runs)
+    title = _names(studies)
     for run in runs:
-        _require_recipe(run)
+        _require_runnable(run, title[run.key])
     stop_if_dry_run(options.dry_run, _describe(studies, runs, before, folder))
     fsio.make_folder(folder)
     console = Console(quiet=options.quiet)
@@ -114,7 +115,7 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     finally:
         workers.stop()
     records = finished(folder, runs)
-    failed = _failures(folder, [run for run in runs if run.key not in records], _names(studies))
+    failed = _failures(folder, [run for run in runs if run.key not in records], title)
     outcomes = [find_outcome(study, scale, records) for study, scale in studies]
     # Without what changes no number: the same records give the same report.
     repeat = command_of(
@@ -129,17 +130,36 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     )
 
 
-def _require_recipe(run: StudyRun) -> None:
-    """Raise for a recipe that a worker would refuse, before the first run."""
+def _require_runnable(run: StudyRun, name: str) -> None:
+    """Raise for a run that a worker would refuse, before the first one."""
     stage = run.stage
-    if stage.verb not in ("train", "noisy-student") or not stage.recipe:
-        return
-    table = with_changes(read_recipe(stage.recipe), config.override_texts(stage.set))
-    given = {"init": stage.init or ("the run before" if run.start else ""), "data": {"source": stage.data}}
     try:
-        recipe_from_dict(merged(given, table), _CLASSES)
+        if run.start is not None:
+            require(run.start.stage.verb == "train", f"{run.start.stage.verb} leaves no weights to start from")
+        match stage.verb:
+            case "train" | "noisy-student":
+                require(stage.verb == "train" or run.start is None, "noisy-student starts from no run before it")
+                require(bool(stage.recipe or stage.data), f"a stage {stage.verb} needs a recipe, or data")
+                _require_recipe(run)
+            case "few-shot" | "inspect":
+                require(bool(run.start or stage.init), f"{stage.verb} is of the run before it, or of what init names")
+                require(not stage.set, f"{stage.verb} has no settings")
+            case "speed":
+                require(run.start is None, "speed starts from no run before it")
+                config.from_dict(SpeedRule, stage.set)
     except UsageError as error:
-        raise UsageError(f"recipe {stage.recipe} of a stage: {error.what}", hint=error.hint) from error
+        raise UsageError(f"{name}: {error.what}", hint=error.hint) from error
+
+
+def _require_recipe(run: StudyRun) -> None:
+    """Raise for a key or value that is wrong whatever the data are."""
+    if not run.stage.recipe:
+        return
+    table = with_changes(read_recipe(run.stage.recipe), config.override_texts(run.stage.set))
+    init = run.stage.init or ("the run before" if run.start else "")
+    model = table.get("model")
+    classes = model.get("num_classes", _CLASSES) if isinstance(model, Mapping) else _CLASSES
+    recipe_from_dict(merged({"init": init, "data": {"source": run.stage.data}}, table), classes)
 
 
 def _long(scale: Scale, options: StudyRunOptions) -> str:
@@ -194,17 +214,19 @@ class _Workers:
     def start(self, runs: Sequence[StudyRun]) -> None:
         devices = _devices(self.options.device)
         on_gpu, cores = any(device.startswith("cuda") for device, _ in devices), usable_cores()
-        usual, timed = _GPU_WORKERS if on_gpu else cores, any(run.stage.verb == "speed" for run in runs)
-        if timed:
-            usual = 1  # it has its device to itself
+        usual = _GPU_WORKERS if on_gpu else cores
+        if any(run.stage.verb == "speed" for run in runs):
+            usual = 1  # what is timed has its device to itself
         places = [place for _ in range(self.options.workers or usual) for place in devices][: len(runs)]
         # Beside a GPU they share the cores: a dozen would each take all. Without one a run has a single thread, however many
-        # run beside it: more would change its numbers, and those of two calls would wait for each other.
-        threads = self.options.threads or (max(1, cores // len(places)) if on_gpu or timed else 1)
+        # run beside it: more would change its numbers, and those of two calls would wait for each other. What is timed has all.
+        shared = max(1, cores // len(places))
+        threads = self.options.threads or (shared if on_gpu else 1)
         for device, environment in places:
             words = [sys.executable, "-m", "vitlab.studies.worker", str(self.folder), "--device", device]
             words += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
             words += ["--workers", str(len(places)), "--threads", str(threads)]
+            words += ["--timed-threads", str(self.options.threads or shared)]
             words += ["--seeds", str(self.options.seeds)] if self.options.seeds else []
             words += ["--parent", str(os.getpid())]
             variables = {**os.environ, **environment, "OMP_NUM_THREADS": str(threads)}

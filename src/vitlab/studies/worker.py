@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from vitlab.core import fsio
 from vitlab.core.console import Console
@@ -30,9 +30,16 @@ BUNDLE = "bundle"  # of a training run: its weights
 _PAUSE_S = 0.5  # between looks, where others have all that is left
 
 
-def work(
-    folder: Path, runs: Sequence[StudyRun], leases: Leases, *, device: str, threads: int | None, workers: int
-) -> dict[str, str]:
+class Machine(NamedTuple):
+    """What a worker computes on."""
+
+    device: str
+    threads: int | None = None
+    timed_threads: int | None = None  # of what is timed
+    workers: int = 1  # of the same call, on all devices
+
+
+def work(folder: Path, runs: Sequence[StudyRun], leases: Leases, machine: Machine) -> dict[str, str]:
     """Do what is left, also what others leave behind; returns why runs failed, by key. What failed is tried once by each."""
     failed: dict[str, str] = {}
     while todo := [run for run in _left(folder, runs) if not _is_blocked(run, failed)]:
@@ -45,7 +52,7 @@ def work(
                     if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
                         continue
                     place = run_place(folder, run, lease.attempt)
-                    reason = _do(folder, run, place, start, leases, device, threads, workers)
+                    reason = _do(folder, run, place, start, leases, machine)
                     if reason is not None:
                         failed[run.key] = reason
             except LeaseLost:  # who has it now brings it to its end, if this one did not
@@ -71,16 +78,15 @@ def _do(
     place: Path,
     start: Path | None,
     leases: Leases,
-    device: str,
-    threads: int | None,
-    workers: int,
+    machine: Machine,
 ) -> str | None:
     """Do one run and publish its record; returns why it failed."""
     from vitlab.studies.cell_run import execute_run, forget_checkpoints  # loads torch
 
     beside = leases.count_here()
     try:
-        record = execute_run(run, place, start, device=device, threads=threads, workers=workers)
+        threads = machine.timed_threads if run.stage.verb == "speed" else machine.threads
+        record = execute_run(run, place, start, device=machine.device, threads=threads, workers=machine.workers)
     except Exception as error:
         return _explain(folder, run, error)
     shared = max(record.workers, beside, leases.count_here())  # also with those of another call
@@ -146,6 +152,7 @@ def main() -> int:
     parser.add_argument("--study", action="append", required=True, help="NAME:SCALE")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--timed-threads", type=int)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--parent", type=int, help="End when this process is gone.")
@@ -159,9 +166,8 @@ def main() -> int:
     studies = [_chosen(one, given.seeds) for one in given.study]
     leases = Leases(given.folder / LEASES, given.beat, given.gone)
     try:
-        failed = work(
-            given.folder, list_runs(studies), leases, device=given.device, threads=given.threads, workers=given.workers
-        )
+        machine = Machine(given.device, given.threads, given.timed_threads, given.workers)
+        failed = work(given.folder, list_runs(studies), leases, machine)
     except Stopped as stopped:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)

@@ -14,8 +14,7 @@ from vitlab.models.spec import changed
 from vitlab.studies.grid import StudyRun, list_cells, list_runs
 from vitlab.studies.inspected import read_heads
 from vitlab.studies.outcome import find_outcome
-from vitlab.studies.speed import SpeedRule
-from vitlab.studies.study import SCALES, Study, first_seeds, list_study_names, read_study
+from vitlab.studies.study import SCALES, SpeedRule, Study, first_seeds, list_study_names, read_study
 from vitlab.training.recipe import read_recipe, recipe_from_dict, with_changes
 
 SHIPPED = list_study_names()
@@ -41,7 +40,7 @@ WRONG = {
     "statistic =": ("scales = ['desk']\nstatistic =", r"claims\[0\]\.tests\[0\]\.scales\[0\]: 'desk'"),
     '"difference"': ('"contrast"', r"claims\[0\]\.tests\[0\]\.statistic: 'contrast'"),
     'statistic = "difference"': ('statistic = "slope"', "claim a-above-b: a slope needs .*along"),
-    '= "difference"': ('= "slope"\nalong = "kind"', "goes along kind, whose values have no x"),
+    '= "difference"': ('= "slope"\nalong = "kind"', "goes along kind, of which A has no x"),
     '"difference"\n': ('"slope"\nalong = "width"\n', "claim a-above-b names the axis width"),
     'b = { kind = "B" }': ('b = { kind = "A" }', "claim a-above-b: a difference needs two different sides"),
     "[scales.laptop]\n": ("[scales.desk]\nabout = 'x'\nstages = {}\n[scales.laptop]\n", r"scales\.desk is not one of"),
@@ -66,11 +65,6 @@ WRONG = {
     "[scales.laptop.axes.kind]": (
         "[scales.laptop.axes.flops]\na = {}\n[scales.laptop.axes.kind]",
         "meaning of their own",
-    ),
-    'recipe = "study': ('verb = "few-shot"\nset = { shots = 3 }\nrecipe = "study', "few-shot has no settings"),
-    "[scales.laptop.axes.kind]\nA": (
-        '[scales.laptop.stages.time]\nverb = "speed"\n[scales.laptop.axes.kind]\nA',
-        r"scales\.laptop\.stages\.time starts from no weights",
     ),
     'line = "kind"': ('line = "kin"', "a drawing names the axis kin"),
     'x = "size"': ('x = "flop"', "a drawing names the axis flop"),
@@ -119,12 +113,35 @@ def test_a_slope_needs_places_above_zero(tmp_path: Path) -> None:
         tiny_study(tmp_path, text.replace("x = 1,", "x = 0,"))
     with pytest.raises(UsageError, match="goes along size, of which 1 has no x"):
         tiny_study(tmp_path, text.replace("x = 1,", ""))
+    with pytest.raises(UsageError, match="fewer than 2 places"):
+        tiny_study(tmp_path, text.replace('a = { kind = "A" }', 'a = { kind = "A", size = "1" }'))
+    with pytest.raises(UsageError, match="fewer than 3 places"):
+        tiny_study(tmp_path, text.replace('"slope"', '"exponent"').replace('"4" = { x = 4', '"4" = { x = 2'))
+
+
+@pytest.mark.parametrize("label", ["first", "last", "best"])
+def test_labels_that_tests_give_a_meaning_are_refused(tmp_path: Path, label: str) -> None:
+    with pytest.raises(UsageError, match="first, last, best are no labels"):
+        tiny_study(tmp_path, TINY.replace('"4" = {', f"{label} = {{"))
+
+
+def test_sides_that_are_the_same_at_a_scale_are_refused(tmp_path: Path) -> None:
+    text = TINY.replace('a = { kind = "A" }', 'a = { kind = "A", size = "first" }')
+    tiny_study(tmp_path, text)
+    with pytest.raises(UsageError, match="a and b are the same at the scale laptop"):
+        tiny_study(tmp_path, text.replace('b = { kind = "B" }', 'b = { kind = "A", size = "1" }'))
+
+
+def test_a_drawing_has_no_line_of_costs(tmp_path: Path) -> None:
+    tiny_study(tmp_path, TINY.replace('x = "size"', 'x = "flops"'))
+    with pytest.raises(UsageError, match="a drawing names the axis flops"):
+        tiny_study(tmp_path, TINY.replace('line = "kind"', 'line = "flops"'))
 
 
 def test_claims_have_tests_and_names_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two claims have the name a-above-b"):
         tiny_study(tmp_path, HEAD + CLAIM + CLAIM + SCALE)
-    with pytest.raises(UsageError, match="claim a-above-b has no tests"):
+    with pytest.raises(UsageError, match="claim a-above-b has no test at any scale"):
         tiny_study(tmp_path, HEAD + CLAIM.partition("[[claims.tests]]")[0] + "tests = []\n" + SCALE)
 
 

@@ -273,17 +273,17 @@ def test_a_claim_says_that_a_larger_scale_is_not_finished(tmp_path: Path) -> Non
     write_records(tmp_path, {key: one for key, one in records_of(study.at("gpu")).items() if key in few})
     rows = report_study("claims", records=tmp_path).to_json()["claims"]
     (row,) = [row for row in rows if row["claim"] == "masked-patches-help"]
-    assert row["scale"] == "laptop" and row["measured"].endswith("the scale gpu is begun and has too few seeds")
+    assert row["scale"] == "laptop" and row["measured"].endswith("the scale gpu has too few seeds so far")
 
 
 def test_a_card_has_the_command_of_its_run_for_any_folder() -> None:
     study = read_study("optimiser")
     key = "0123456789abcdef"
-    command = f"vitlab train cifar10 --out '/tmp/my runs/runs/{key}' --init=/tmp/x/runs/{key}"
+    command = f"vitlab train cifar10 --out '/tmp/my runs/runs/{key}' --init '/tmp/my runs/runs/{key}'"
     records = {name: dataclasses.replace(one, command=command) for name, one in records_of(study.at("gpu")).items()}
     report = build_page(find_outcome(study, study.at("gpu"), records), "vitlab x")
     (plot, *_) = [one for one in report.sections if isinstance(one, Plot)]
-    assert plot.cards[0].command.split(" ", 3)[3] == f"--out runs/{key} --init=runs/{key}"
+    assert plot.cards[0].command.split(" ", 3)[3] == f"--out 'runs/{key}' --init 'runs/{key}'"
 
 
 def test_front_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_records import written_study
 
+from vitlab.core.errors import UsageError
 from vitlab.options.study_options import StudyRunOptions
 from vitlab.studies import study_run
 from vitlab.studies.grid import list_runs
@@ -78,4 +80,31 @@ def test_without_gpus_every_core_has_a_worker_and_no_more_workers_than_runs(
     assert {option(words, "--threads") for words, _ in started} == {"1"}, "more would change what is measured"
     started.clear()
     start("attention-cost", device="cpu")
-    assert [option(words, "--threads") for words, _ in started] == ["16"], "what is timed has all cores"
+    assert [option(words, "--timed-threads") for words, _ in started] == ["16"], "what is timed has all cores"
+    assert [option(words, "--threads") for words, _ in started] == ["1"], "and what is trained beside it has one"
+
+
+# --- what is refused before the first run -----------------------------------------------------------------------------
+
+AXIS = "[scales.laptop.axes.kind]\nA = {}\n"
+STAGE = "[scales.laptop.stages.last]\n"
+UNRUNNABLE = {
+    f'{STAGE}verb = "speed"\nset = {{ model = "ViT-Ti/16", image_size = 32 }}\n{AXIS}': "speed starts from no run before it",
+    f'{STAGE}verb = "noisy-student"\nrecipe = "noisy-student-digits"\n{AXIS}': "noisy-student starts from no run before it",
+    f'{STAGE}verb = "few-shot"\nset = {{ shots = 3 }}\n{AXIS}': "few-shot has no settings",
+    f'{STAGE}verb = "inspect"\n{AXIS}B = {{ last = {{ photos = 3 }} }}\n': "B, seed 0: inspect has no settings",
+    f'{STAGE}verb = "inspect"\n{AXIS}B = {{ train = {{ verb = "few-shot", init = "x" }} }}\n': "few-shot leaves no weights",
+    '[scales.laptop.axes.kind]\nA = { train = { "train.stesp" = 3 } }\n': r"unknown config key 'train\.stesp'",
+    '[scales.laptop.axes.kind]\nA = { train = { "model.name" = "ViT-Z/9" } }\n': "unknown model 'ViT-Z/9'",
+    '[scales.laptop.axes.kind]\nA = { train = { recipe = "" } }\n': "needs a recipe, or data",
+}
+
+
+@pytest.mark.parametrize("text", UNRUNNABLE)
+def test_what_a_worker_would_refuse_is_refused_before_the_first_run(tmp_path: Path, text: str) -> None:
+    head = 'title = "t"\nquestion = "q"\npaper = "none"\ndrawings = []\n[scales.laptop]\nabout = "a"\n'
+    train = '[scales.laptop.stages.train]\nrecipe = "study-laptop-vit"\n'
+    path = written_study(tmp_path, head + train + text)
+    with pytest.raises(UsageError, match=UNRUNNABLE[text]):
+        study_run.run_study(str(path), out=tmp_path / "runs", dry_run=True, quiet=True)
+    assert not (tmp_path / "runs").exists()

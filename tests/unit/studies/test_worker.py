@@ -18,7 +18,7 @@ from vitlab.studies.cell_records import CellRecord, read_cells, write_cell
 from vitlab.studies.cell_run import forget_checkpoints, thinned_curve
 from vitlab.studies.grid import StudyRun, list_runs
 from vitlab.studies.leases import LEASES, Leases
-from vitlab.studies.worker import FAILURES, finished, work
+from vitlab.studies.worker import FAILURES, Machine, finished, work
 
 CHAIN = """
 [scales.laptop]
@@ -58,7 +58,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
 
 
 def go(folder: Path, runs: list[StudyRun], **options: float) -> dict[str, str]:
-    return work(folder, runs, Leases(folder / LEASES, **options), device="cpu", threads=1, workers=1)
+    return work(folder, runs, Leases(folder / LEASES, **options), Machine("cpu", threads=1))
 
 
 def test_every_run_once_and_after_its_start(
