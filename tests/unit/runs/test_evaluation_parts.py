@@ -149,9 +149,8 @@ def test_data_of_a_run_is_found_from_another_folder_too(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("written", [None, 1])
-def test_run_of_another_version_is_refused_and_its_bundle_is_a_model_like_any_other(
-    tmp_path: Path, written: int | None
-) -> None:
+def test_run_of_another_version_is_refused_by_its_bundle_too(tmp_path: Path, written: int | None) -> None:
+    """Which images it has learnt is not known, and they would count as images to test on; a copy elsewhere is a model alone."""
     run, opened = run_folder(tmp_path, SPLIT, "d"), Opened({"all": part(0, 1, 2, 3)})
     (run / "bundle").mkdir()
     assert set(as_in_the_run(run / "bundle", "d", opened).parts) == {"train", "val", "test"}
@@ -159,10 +158,14 @@ def test_run_of_another_version_is_refused_and_its_bundle_is_a_model_like_any_ot
     (run / "run.json").write_text(json.dumps({**table, "format": written}))
     if written is None:
         (run / "run.json").unlink()
-    with pytest.raises(UsageError, match=r"run\.json" if written is None else "run format 1; this version") as caught:
-        as_in_the_run(run, "d", opened)
-    assert str(run / "bundle") in str(caught.value.hint)
-    assert as_in_the_run(run / "bundle", "d", opened) is opened and data_of_run(run / "bundle") is None
+    for model in (run, run / "bundle"):
+        with pytest.raises(
+            UsageError, match=r"run\.json" if written is None else "run format 1; this version"
+        ) as caught:
+            as_in_the_run(model, "d", opened)
+        assert f"copy {run / 'bundle'}" in str(caught.value.hint)
+    copy = (run / "bundle").rename(tmp_path / "copy")
+    assert as_in_the_run(copy, "d", opened) is opened and data_of_run(copy) is None
 
 
 def test_damaged_run_is_refused_by_its_bundle_too(tmp_path: Path) -> None:

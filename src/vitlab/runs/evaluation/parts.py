@@ -50,12 +50,8 @@ def choose_parts(opened: Opened, part: str | None, fit_on: str | None) -> EvalPa
 def _run_of(model: str | Path) -> Path | None:
     """The folder of the run, also where its bundle was named; None where this is not a run."""
     path = Path(model)
-    if run_folder.is_run(path):
-        return path
-    outer = path.parent
-    if path.name != run_folder.BUNDLE or not run_folder.is_run(outer) or run_folder.lacks_run_file(outer):
-        return None  # a bundle can be used without its run, and the error about a run points to it
-    return outer
+    folders = (path, path.parent) if path.name == run_folder.BUNDLE else (path,)
+    return next(filter(run_folder.is_run, folders), None)
 
 
 def _config_of(model: str | Path) -> config.Table:

@@ -38,10 +38,6 @@ _SHOWN = 3  # lines of a difference
 _PART_WORDS = {"train": "training", "val": "validation"}  # the names of parts as adjectives
 
 
-class NoRunFile(UsageError):
-    """The folder has no `run.json`, or one of a format that this version does not read."""
-
-
 @dataclasses.dataclass
 class RunFile:
     """What a run knows of itself, besides its config: `run.json`."""
@@ -104,7 +100,7 @@ def read_run(folder: Path) -> RunFile:
     try:
         table = reading.read_json(path)
     except FileNotFoundError:
-        raise NoRunFile(f"{folder} has no {RUN}, so it is not a run", hint=_without_run(folder)) from None
+        raise UsageError(f"{folder} has no {RUN}: it is damaged, or not a run", hint=_without_run(folder)) from None
     except OSError as error:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
     if not isinstance(table, dict):
@@ -113,7 +109,7 @@ def read_run(folder: Path) -> RunFile:
     found = table.pop("format", None)
     if type(found) is int and found != FORMAT:
         what = f"{path} has run format {found}; this version reads {FORMAT}"
-        raise NoRunFile(what, hint=_without_run(folder))
+        raise UsageError(what, hint=_without_run(folder))
     usual = dataclasses.asdict(RunFile("", ""))
     if (
         found != FORMAT
@@ -122,12 +118,12 @@ def read_run(folder: Path) -> RunFile:
     ):
         raise FileProblem(f"{path} is damaged: it has missing, unknown or mistyped keys")
     if not all(type(count) is int for count in table["counts"].values()):
-        raise FileProblem(f"{path} is damaged: 'counts' holds something else than whole numbers")
+        raise FileProblem(f"{path} is damaged: 'counts' holds something other than whole numbers")
     for key in ("warnings", "data", "sha256"):
         if not all(isinstance(value, str) for value in table[key].values()):
-            raise FileProblem(f"{path} is damaged: '{key}' holds something else than text")
+            raise FileProblem(f"{path} is damaged: '{key}' holds something other than text")
     if not all(isinstance(keys, list) and all(isinstance(key, str) for key in keys) for keys in table["copies"]):
-        raise FileProblem(f"{path} is damaged: 'copies' holds something else than lists of names")
+        raise FileProblem(f"{path} is damaged: 'copies' holds something other than lists of names")
     if table["sha256"].get("runs") != _hash(json.dumps(table["runs"])):
         raise FileProblem(f"{path} is damaged: it does not say which runs there are")
     for key in ("notes", "data_warnings"):
@@ -136,20 +132,9 @@ def read_run(folder: Path) -> RunFile:
 
 
 def _without_run(folder: Path) -> str:
-    """What remains where `run.json` cannot be used: the bundle needs none of it."""
+    """What remains where `run.json` cannot be used: a model, of which nobody knows which images it has learnt."""
     bundle = folder / BUNDLE
-    return f"Use its model, {bundle}, or start a new run." if bundle.is_dir() else "Start a new run."
-
-
-def lacks_run_file(folder: Path) -> bool:
-    """Whether there is no `run.json` that this version reads; a damaged one is left to whoever reads it."""
-    try:
-        read_run(folder)
-    except NoRunFile:
-        return True
-    except FileProblem:
-        pass
-    return False
+    return f"Start a new run{f'. Its model works from another folder: copy {bundle}' if bundle.is_dir() else ''}."
 
 
 def began_in(folder: Path) -> str:
