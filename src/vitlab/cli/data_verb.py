@@ -26,7 +26,7 @@ def show_list(
 
     rows = list_data(pattern)
     if not rows:
-        raise UnknownName("data set", pattern, [row.name for row in list_data()])
+        raise UnknownName("data set", pattern, [row.name for row in list_data()], hint="`vitlab data list` lists all.")
     if as_json:
         print_json([dataclasses.asdict(row) for row in rows])
         return

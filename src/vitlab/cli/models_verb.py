@@ -38,7 +38,7 @@ def show_list(
         return
     names = list_models(pattern)
     if not names:
-        raise UnknownName("model pattern", pattern, list_models())
+        raise UnknownName("model pattern", pattern, list_models(), hint="`vitlab models list` lists all.")
     infos = [model_info(name) for name in names]
     if as_json:
         print_json([_as_json(info) for info in infos])
@@ -53,7 +53,7 @@ def show_list(
 def _show_pretrained(pattern: str, as_json: bool) -> None:
     entries = [find(name) for name in list_pretrained(pattern)]
     if not entries:
-        raise UnknownName("checkpoint pattern", pattern, list_pretrained())
+        raise UnknownName("checkpoint pattern", pattern, list_pretrained(), hint="`vitlab models list` lists all.")
     if as_json:
         print_json([_checkpoint_as_json(entry) for entry in entries])
         return

@@ -26,7 +26,7 @@ def show_list(
 
     names = list_recipes(pattern)
     if not names:
-        raise UnknownName("recipe pattern", pattern, list_recipes())
+        raise UnknownName("recipe pattern", pattern, list_recipes(), hint="`vitlab recipes list` lists all.")
     shown = [show_recipe(name) for name in names]
     rows: list[dict[str, Any]] = [
         {

@@ -178,6 +178,8 @@ def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -
     fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
     for key in table:
         if key not in fields:
+            if elsewhere := [] if where else _paths_of(schema, key):
+                raise UnknownName("config key", key, [], hint=f"Is it {' or '.join(elsewhere)}?")
             raise UnknownName("config key", where + key, [where + name for name in fields])
     missing = [
         name
@@ -190,6 +192,17 @@ def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -
 
 
 @functools.cache
+def _paths_of(schema: type, key: str, where: str = "") -> list[str]:
+    """Where a key stands in the tables below: `optim.lr` of `lr`."""
+    found: list[str] = []
+    for name, hint in _type_hints(schema).items():
+        for inner in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+                found += [f"{where}{name}.{key}"] if key in _type_hints(inner) else []
+                found += _paths_of(inner, key, f"{where}{name}.")
+    return found
+
+
 def _type_hints(schema: type) -> dict[str, Any]:
     return typing.get_type_hints(schema)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 _QUOTED = 200  # characters of somebody's text in a message
 _CLOSE = 0.6  # of SequenceMatcher's ratio: the default of difflib.get_close_matches
+_SHORT = 20  # names of a table that a message has room for
 _WORD = re.compile("[a-z]{3,}|[0-9]{3,}")  # in a name: `vit`, `cifar` and `224`; shorter ones agree by chance
 # C0 and C1 but the end of a line, marks of direction (Unicode's Bidi_Control), separators of lines, halves of characters.
 _STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -32,14 +33,15 @@ class UsageError(VitlabError, ValueError):
 
 
 class UnknownName(UsageError, KeyError):
-    """A name that is in no table; lists those that are near or, with `list_all`, for a short table, every one."""
+    """A name that is in no table; lists those that are near or, where none is or with `list_all`, all of a short table."""
 
     def __init__(
         self, kind: str, given: str, known: Iterable[str], *, hint: str | None = None, list_all: bool = False
     ) -> None:
         given, known = shortened(given), list(known)
         self.nearest = nearest_names(given, [name for name in known if _is_near(given, name)])
-        label, shown = ("Allowed", known) if list_all else ("Nearest", self.nearest)
+        in_full = list_all or (not self.nearest and len(known) <= _SHORT)
+        label, shown = ("Allowed", known) if in_full else ("Nearest", self.nearest)
         names = f"{label}: {', '.join(shown)}." if shown else None
         super().__init__(f"unknown {kind} '{given}'", hint=" ".join(filter(None, (names, hint))) or None)
 

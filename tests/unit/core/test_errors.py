@@ -34,7 +34,8 @@ def test_unknown_name_reads_as_a_sentence_not_as_a_repr() -> None:
 
 def test_a_name_that_is_near_none_is_answered_without_guesses() -> None:
     assert (
-        str(UnknownName("data set", "nosuchthing", ["svhn", "smallnorb-azimuth"])) == "unknown data set 'nosuchthing'"
+        str(UnknownName("data set", "nosuchthing", ["svhn", "smallnorb-azimuth"] * 11))
+        == "unknown data set 'nosuchthing'"
     )
 
 
@@ -45,6 +46,11 @@ def test_a_word_in_common_is_near_however_long_the_rest() -> None:
 def test_names_of_a_short_table_are_all_listed_and_not_twice() -> None:
     error = UnknownName("value for pool:", "mean", ["cls", "gap", "map"], list_all=True)
     assert str(error) == "unknown value for pool: 'mean'\nAllowed: cls, gap, map."
+
+
+def test_a_short_table_is_listed_where_nothing_is_near() -> None:
+    assert str(UnknownName("class", "blue", ["red", "green"])).endswith("\nAllowed: red, green.")
+    assert str(UnknownName("class", "gren", ["red", "green"])).endswith("\nNearest: green.")
 
 
 def test_nearest_names_are_three_however_far() -> None:

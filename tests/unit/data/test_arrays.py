@@ -74,6 +74,15 @@ def test_npy_beside_its_labels(tmp_path: Path) -> None:
     assert len(open_data(folder / "images.npy").parts["all"]) == 7
 
 
+def test_classes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Lists of ImageNet's names have the crane twice."""
+    path = tmp_path / "a.npz"
+    names = np.array(["crane", "bee", "crane"])
+    np.savez(path, images=np.zeros((3, 4, 4), np.uint8), labels=np.array([2, 0, 1]), classes=names)
+    dataset = open_data(path).parts["all"]
+    assert dataset.classes == ("crane (0)", "bee", "crane (2)") and dataset.labels.single().tolist() == [2, 0, 1]
+
+
 @pytest.mark.parametrize("name", ["classes", "label_names"])
 def test_classes_have_names(tmp_path: Path, name: str) -> None:
     names = np.array(["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen"])

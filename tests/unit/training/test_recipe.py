@@ -134,6 +134,9 @@ def test_unknown_recipe_is_refused_with_the_nearest() -> None:
         ("model.kind=cnn", r"model\.kind.*vit, bit"),
         ("seed=x", "'seed' must be a whole number"),
         ("title=5", "'title' must be text"),
+        ("lr=0.1", r"unknown config key 'lr'\nIs it optim\.lr or sweep\.lr\?"),
+        ("batch_size=4", r"Is it train\.batch_size\?"),
+        ("learning_rate=4", r"Allowed: title, .*optim"),
     ],
 )
 def test_value_that_cannot_work_is_refused(override: str, complaint: str) -> None:

@@ -1,6 +1,7 @@
 """Labels of several parts, as numbers or texts, to one list of classes and the number of each image's."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vitlab.core.errors import FileProblem
@@ -28,7 +29,7 @@ def number_labels(where: object, labels: Mapping[str, Sequence[Any]], given: Seq
         number: dict[Value, int] = {i if numbers else one_spelling(name): i for i, name in enumerate(given)}
         if outside := sorted(present - number.keys()):
             raise FileProblem(f"{where}: the label {outside[0]} is outside its {len(given)} classes, numbered from 0")
-        classes = tuple(given)
+        classes = distinct_names(given)
     else:
         ordered: list[Any] = sorted(present) if numbers else class_order(map(str, present))
         classes, number = tuple(map(str, ordered)), {value: i for i, value in enumerate(ordered)}
@@ -36,6 +37,13 @@ def number_labels(where: object, labels: Mapping[str, Sequence[Any]], given: Seq
     if multi:
         return classes, {part: several_labels(own) for part, own in named.items()}
     return classes, {part: single_labels([value for (value,) in own]) for part, own in named.items()}
+
+
+def distinct_names(given: Iterable[Any]) -> tuple[str, ...]:
+    """Class names, each its own: ImageNet's lists have `crane` for bird and machine, and torchvision's tuples of synonyms."""
+    names = [", ".join(map(str, one)) if isinstance(one, tuple | list) else str(one) for one in given]
+    counts = Counter(names)
+    return tuple(name if counts[name] == 1 else f"{name} ({label})" for label, name in enumerate(names))
 
 
 def _values(where: object, part: str, i: int, value: Any, multi: bool) -> tuple[Value, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from vitlab.core.errors import FileProblem, VitlabError
 from vitlab.core.reading import open_regular
 from vitlab.data.dataset import Dataset, Opened, single_labels, some_of
+from vitlab.data.sources.numbering import distinct_names
 from vitlab.data.sources.raw.binary import npy_array, npy_header
 
 Array = np.ndarray[Any, Any]
@@ -61,7 +62,11 @@ def _open_part(part: str, path: Path) -> Dataset:
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
         raise FileProblem(f"{path} is damaged: a label lies outside its {len(classes)} classes")
     return Dataset(
-        f"{path.stem} {part}", tuple(classes), names, single_labels(labels.tolist()), PackedReader(path, offsets)
+        f"{path.stem} {part}",
+        distinct_names(classes),
+        names,
+        single_labels(labels.tolist()),
+        PackedReader(path, offsets),
     )
 
 

@@ -1,8 +1,7 @@
 """Map-style torch data sets, whose items are an image and the number of its class."""
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from vitlab.core.errors import UsageError
 from vitlab.data.dataset import Dataset, single_labels
 from vitlab.data.decode import decode
 from vitlab.data.preprocess import Array
+from vitlab.data.sources.numbering import distinct_names
 
 _TRANSFORM = "Remove transforms that make floats, such as ToTensor and Normalize: vitlab does that itself."
 
@@ -41,19 +41,12 @@ def from_torch(items: Any) -> Dataset:
         raise UsageError(f"{name} holds no images")
     labels = _known_labels(items) or [_label(items, i) for i in range(len(items))]
     known = _attribute(items, "classes")  # maybe an array, which has no truth value
-    classes = _class_names(range(max(labels) + 1) if known is None or len(known) == 0 else known)
+    classes = distinct_names(range(max(labels) + 1) if known is None or len(known) == 0 else known)
     if not 0 <= min(labels) <= max(labels) < len(classes):
         raise UsageError(
             f"{name}: the labels range from {min(labels)} to {max(labels)}, but it has {len(classes)} classes"
         )
     return Dataset(name, classes, [f"{name}/{i}" for i in range(len(items))], single_labels(labels), ItemReader(items))
-
-
-def _class_names(given: Iterable[Any]) -> tuple[str, ...]:
-    """Each its own: torchvision's ImageNet has tuples of synonyms, and `crane` for the bird as well as the machine."""
-    names = [", ".join(map(str, one)) if isinstance(one, tuple | list) else str(one) for one in given]
-    counts = Counter(names)
-    return tuple(name if counts[name] == 1 else f"{name} ({label})" for label, name in enumerate(names))
 
 
 def _label(items: Any, i: int) -> int:
