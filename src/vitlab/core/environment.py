@@ -142,19 +142,21 @@ def _cpu_quotas() -> Iterator[tuple[Path, ...]]:
 
     Linux has two versions of control groups. A container often sees its own group as the uppermost one.
     """
+    lines = [":cpu:/", "::/"]  # the uppermost ones, also where the own groups are hidden
     with contextlib.suppress(OSError, FileProblem):
-        for line in reading.read_text(_OWN_GROUPS).splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:  # version 2
-                top, names = _CGROUPS, ("cpu.max",)
-            elif "cpu" in controllers.split(","):
-                top, names = _CGROUPS / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            else:
-                continue
-            group = top / path.lstrip("/")
-            for folder in (group, *group.parents):
-                if folder.is_relative_to(top):
-                    yield tuple(folder / name for name in names)
+        lines += reading.read_text(_OWN_GROUPS).splitlines()
+    for line in lines:
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if not controllers:  # version 2
+            top, names = _CGROUPS, ("cpu.max",)
+        elif "cpu" in controllers.split(","):
+            top, names = _CGROUPS / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top):
+                yield tuple(folder / name for name in names)
 
 
 def free_bytes(folder: Path) -> int:

@@ -149,6 +149,8 @@ def _is_empty(source: str | Path | bytes) -> bool:
 
 def why_unreadable(error: VitlabError | OSError) -> str:
     """Why an image cannot be read, as a predicate of its name."""
+    if isinstance(error, UsageError):  # of an array, which has no name
+        return f"cannot be read: {error.what}"
     if isinstance(error, VitlabError):
         return error.what.removeprefix(f"{_UNNAMED} ")
     if isinstance(error, FileNotFoundError):

@@ -301,14 +301,18 @@ def load(options: LoadOptions) -> Classifier:
         notes += tell_nonfinite(addition.tensors)
     bundle, done = operate(bundle, Changes(drop=dropped, image_size=options.image_size), path.name)
     if done or (report.source != "vitlab" and addition is None):  # else the card says already how it was made
-        bundle = dataclasses.replace(bundle, card=with_command(bundle.card, _convert_command(options)))
+        bundle = dataclasses.replace(bundle, card=with_command(bundle.card, _how_loaded(options)))
     for line in (*notes, *done, *tell_zero_head(bundle)):
         console.say(line)
     return Classifier(bundle, options.device)
 
 
-def _convert_command(options: LoadOptions) -> str:
-    """The command that writes the model as it is loaded."""
+def _how_loaded(options: LoadOptions) -> str:
+    """The command that writes the model as it is loaded; the call in Python, where no command says it."""
+    if options.adapter is not None or isinstance(options.preprocess, Preprocess):
+        stated = {"adapter": options.adapter, "image_size": options.image_size, "drop": options.drop or None}
+        words = [repr(str(options.path)), *(f"{name}={value!r}" for name, value in stated.items() if value is not None)]
+        return f"vitlab.load({', '.join(words)}{'' if options.preprocess is None else ', preprocess=...'})"
     stated = {field.name: getattr(options, field.name) for field in dataclasses.fields(Stated)}
     return command_of("convert", ConvertOptions(options.path, "OUT", image_size=options.image_size, **stated))
 

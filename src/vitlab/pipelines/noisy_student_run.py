@@ -294,7 +294,7 @@ def _execute(
         repeat=job.repeat,
         recipe_name=job.recipe_name,
         reason=job.reason,
-        counts=job.counts if first else {},
+        inner=not first,
         notes=job.notes if first else notes,
         warnings=job.warnings if first else (),
         resume=(folder / run_folder.CONFIG).is_file(),

@@ -49,7 +49,7 @@ def serve(options: ServeOptions) -> Served:
     require(0 <= options.port < 2**16, f"--port must lie in 0 to 65535, not {options.port}")
     _require_extra()
     if options.dry_run:
-        _end_dry_run(options, sources, token)
+        _stop_if_dry_run(options, sources, token)
     require_main_guard()
     from vitlab.serving.admission import Visitors
     from vitlab.serving.app import make_app
@@ -79,7 +79,7 @@ def serve(options: ServeOptions) -> Served:
     )
 
 
-def _end_dry_run(options: ServeOptions, sources: tuple[Source, ...], token: str | None) -> None:
+def _stop_if_dry_run(options: ServeOptions, sources: tuple[Source, ...], token: str | None) -> None:
     """After a look at every model, in this process."""
     from vitlab.engines.classifier import describe_model, load, stop_dry_run_before_download
 

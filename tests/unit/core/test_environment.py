@@ -66,6 +66,9 @@ def test_cores_are_no_more_than_the_quota_of_a_container(
         for name, text in zip(("quota", "period"), quota.replace("max", "-1").split(), strict=False):
             (group / f"cpu.cfs_{name}_us").write_text(f"{text}\n")
     assert environment.usable_cores() == cores
+    if not place:  # as a container sees it, also where /proc is hidden
+        own.unlink()
+        assert environment.usable_cores() == cores
 
 
 def test_version_tuples_compare_as_numbers_not_as_text() -> None:

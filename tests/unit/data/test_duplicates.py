@@ -52,7 +52,7 @@ def test_hash_bears_another_size(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_heap_of_fill_thumbnail_and_hash_alikes_is_one_group_in_little_time() -> None:
+def test_a_heap_of_look_alikes_is_one_group_in_little_time() -> None:
     facts = with_content(np.zeros(20_000, FACTS))
     facts["thumb"][:, :6], facts["contrast"], facts["hash"] = 200, 100.0, np.arange(8, dtype=np.uint8)
     started = time.process_time()

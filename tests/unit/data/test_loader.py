@@ -139,7 +139,9 @@ def test_arrays_of_other_channels_than_the_model_s_are_bad_images(how: Any, give
     source, bad = from_arrays(noise, [0] * 4, ("a",)), BadImages(4)
     (batch,) = train_batches(TrainInputs(source, rule, CropRule(how=how), order), range(1), bad=bad)
     assert not batch.valid.any()
-    assert set(bad.found.values()) == {f"an image of {amount(given, 'channel')} was given where 4 are needed"}
+    assert set(bad.found.values()) == {
+        f"cannot be read: an image of {amount(given, 'channel')} was given where 4 are needed"
+    }
 
 
 def test_several_labels_come_from_workers_as_they_are() -> None:

@@ -132,7 +132,7 @@ def test_arrays_of_other_channels_than_the_model_s_are_not_held(how: Any) -> Non
     rule, bad = Preprocess(mode="array", image_size=(8, 10), mean=(0.5,) * 4, std=(0.5,) * 4), BadImages(SIZE)
     on = on_device(pictures(), rule, CropRule(how=how), CPU, most_gb=1, bad=bad, console=Console(quiet=True))
     assert not on.valid_N.any()
-    assert set(bad.found.values()) == {"an image of 3 channels was given where 4 are needed"}
+    assert set(bad.found.values()) == {"cannot be read: an image of 3 channels was given where 4 are needed"}
 
 
 def test_set_that_is_too_large_is_refused() -> None:

@@ -156,7 +156,7 @@ def test_other_images_are_refused(begun: dict[str, Path], copied: Callable[[str]
     folder, photo = copied("seeds"), begun["seeds"] / "photos" / "red" / "more.png"
     Image.new("RGB", (8, 8)).save(photo)
     try:
-        with pytest.raises(UsageError, match="test and training and validation images or labels"):
+        with pytest.raises(UsageError, match="test, training, validation images or labels"):
             resume(folder)
     finally:
         photo.unlink()

@@ -433,7 +433,9 @@ def test_cost_of_patch_dropout_is_what_the_kept_patches_take(pool: str) -> None:
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(pictures(1)[1])
     assert count_task_macs(Objective(), model.spec) == counter.get_total_flops() / 2
-    assert count_task_macs(Objective(), vit(pool=pool).spec) > 1.9 * count_task_macs(Objective(), model.spec)
+    assert count_task_macs(Objective(), vit(pool=pool).spec) > (1.9 if pool == "map" else 2) * count_task_macs(
+        Objective(), model.spec
+    )
 
 
 # --- distillation of features -----------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def _open(where: Source, columns: tables.Columns | None, console: Console | None
         return where if isinstance(where, Opened) else Opened({"all": _in_python(where)})
     text, path = str(where), Path(where)
     if columns and not _has_columns(path):
-        raise UsageError(f"{where} is not a table: --columns needs a table")
+        raise UsageError(f"{where} is not a table, and only tables have columns to name")
     if not text:
         raise UsageError("no data was given", hint="Give a folder, a file or the name of a data set.")
     if addresses.is_remote(text):

@@ -156,7 +156,7 @@ def describe(job: Job, session: Session) -> RunFile:
         recipe=job.recipe_name,
         reason=job.reason,
         repeat=job.repeat,
-        counts=dict(job.counts),
+        counts=job.counts,
         notes=[*([f"model: {job.model_note}"] if job.model_note else []), *job.notes],
         data_warnings=list(job.warnings),
         data={name: part.fingerprint() for name, part in job.parts.used().items()}

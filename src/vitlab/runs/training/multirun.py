@@ -121,7 +121,7 @@ def _run_trials(job: Job, session: Session) -> SweepResult:
     for number, (value, recipe) in enumerate(zip(grid.values, job.sweep.recipes, strict=True), start=1):
         sentence = f"trial {number} of {len(grid.values)}: {grid.key}={value}"
         trial = dataclasses.replace(
-            _inner(job, f"try-{number}", recipe), parts=blind, counts={}, notes=(sentence,), warnings=()
+            _inner(job, f"try-{number}", recipe), parts=blind, inner=True, notes=(sentence,), warnings=()
         )
         row = {"key": grid.key, "value": value}
         try:

@@ -75,9 +75,9 @@ class Job:
     folder: Path
     command: str
     repeat: str = ""  # the command without a folder, for whoever wants another such run
+    inner: bool = False  # one of several, whose opening says what was chosen
     recipe_name: str = ""  # as it was asked for; empty where it was chosen
     reason: str = ""
-    counts: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])  # by `count_images`
     model_note: str = ""  # where the start weights have another model than the recipe says
     notes: tuple[str, ...] = ()  # where the parts come from, what the audit found, what would do better
     warnings: tuple[str, ...] = ()
@@ -96,8 +96,15 @@ class Job:
     def opening(self) -> tuple[str, ...]:
         """All of it in sentences, for the log."""
         model = (f"model: {self.model_note}",) if self.model_note else ()
-        chosen = (describe_counts(self.counts), f"Chosen: {self.reason}.", *model) if self.counts else ()
+        chosen = (
+            (describe_counts(self.counts), f"Chosen: {self.reason}.", *model) if self.reason and not self.inner else ()
+        )
         return (*chosen, *self.notes, *(f"warning: {warning}" for warning in self.warnings))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Classes, where labels are used, and the images of each part that there is."""
+        return count_images(self.parts, labelled=not self.recipe.objective.is_pretext)
 
     def describe(self) -> dict[str, str | list[str]]:
         """For --dry-run."""
@@ -201,7 +208,6 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
         reason=f"the recipe {call.recipe}, as asked"
         if draft.because is None
         else describe_choice(recipe, len(parts.train), draft.because),
-        counts=count_images(parts, labelled=labelled),
         model_note=draft.started.model,
         notes=(*started.splitlines(), *parts.notes, *preflight.notes, *filter(None, rare_notes)),
         warnings=(*dropped, *parts.warnings, *preflight.warnings),
@@ -317,11 +323,11 @@ def count_images(parts: Parts, *, labelled: bool) -> dict[str, int]:
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """`10 classes: 1,438 to train on, 359 to test on`; empty for no counts."""
+    """`10 classes: 1,438 to train on, 359 to test on`."""
     purposes = {"train": "to train on", "val": "for validation", "test": "to test on"}
     images = ", ".join(f"{counts[name]:,} {purpose}" for name, purpose in purposes.items() if name in counts)
     labels = f"{counts['classes']} classes" if "classes" in counts else "no labels used"
-    return f"{labels}: {images}" if images else ""
+    return f"{labels}: {images}"
 
 
 def _require_patches(spec: ModelSpec, image_size: tuple[int, int]) -> None:
@@ -428,7 +434,6 @@ def _resolve_resume(call: TrainCall, folder: Path, console: Console) -> Job:
         repeat=stored.repeat,
         recipe_name=stored.recipe,
         reason=stored.reason or "the run's own recipe",
-        counts=stored.counts,
         notes=tuple(stored.notes),
         warnings=tuple(stored.data_warnings),
         seeds=seeds,

@@ -198,9 +198,9 @@ def check_resume(folder: Path, old_config: str, config_toml: str, now: RunFile, 
             f"the config differs from that of {folder}:\n" + "\n".join(lines), hint="Start a new run for it."
         )
     if other := sorted(name for name in {*begun.data, *now.data} if begun.data.get(name) != now.data.get(name)):
+        names = ", ".join(_PART_WORDS.get(name, name.replace("also-", "data.also ")) for name in other)
         raise UsageError(
-            f"the {' and '.join(_PART_WORDS.get(name, name) for name in other)} images or labels changed since {folder} "
-            f"started{_difference(folder, split)}",
+            f"the {names} images or labels changed since {folder} started{_difference(folder, split)}",
             hint="Put them back, or start a new run for them.",
         )
     if now.teacher and begun.teacher != now.teacher:

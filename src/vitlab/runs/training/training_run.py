@@ -209,7 +209,7 @@ def _run(job: Job, session: Session) -> TrainResult:
         refused = isinstance(problem.__cause__, OSError)  # by the system, for want of room say: what was saved is whole
         if not refused or str(folder) not in problem.what or not (folder / run_folder.CONFIG).is_file():
             raise
-        hint = f"Make room, or mend what is wrong there. {run_folder.resume_command(folder)}"
+        hint = f"Free some space, or repair what is wrong there. {run_folder.resume_command(folder)}"
         raise FileProblem(problem.what, hint=hint) from problem
     return _result(done, job.reason)
 
