@@ -23,6 +23,7 @@ OF_WORKERS = {
     "--beat",
     "--gone",
     "--parent",
+    "--timed-threads",
 }  # of `python -m vitlab.studies.worker`, which `vitlab study run` starts
 WORKER_FILES = ("studies/worker.py", "studies/study_run.py")
 OF_ANOTHER_NAME = {  # what others call our options: the table that answers them
