@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 _MAX_PICTURE_BYTES = 60_000
 _COLOURS = 160  # of a picture that would be too large with all of them
 DATA = Path(os.environ.get("VITLAB_DATA") or ROOT.parent / "shared" / "data")
+if DATA.is_dir():  # of pages, and of the commands on them
+    os.environ["VITLAB_DATA"] = str(DATA)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch: on a busy machine, two are slower than one
 
 
@@ -111,7 +113,7 @@ def _run_python(code: Sequence[str], page: Path, start: int, namespace: dict[str
 def _run_console(code: Sequence[str]) -> list[str]:
     """Each command with its answer; where the page's own fits, `...` included, that one. Always 80 columns, no colours."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    settings = os.environ | {"VITLAB_DATA": str(DATA), "PATH": path, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    settings = os.environ | {"PATH": path, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
     found: list[str] = []
     starts = [i for i, line in enumerate(code) if line.startswith("$ ")]
     for start, stop in zip(starts, [*starts[1:], len(code)], strict=True):

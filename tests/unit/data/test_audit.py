@@ -259,7 +259,7 @@ def misbehave() -> None:
 HARMS = {
     die: "crash",
     refuse: "no permission",
-    vanish: "not there",
+    vanish: "no longer exists",
     point_at_a_folder: "a folder",
     misbehave: "RuntimeError",
 }
