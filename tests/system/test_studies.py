@@ -220,13 +220,14 @@ def test_stopped_study_says_how_to_resume_and_repeats_nothing(tmp_path: Path) ->
 def test_failing_cells_are_reported_and_the_others_finished_and_shared(tmp_path: Path, run: Run) -> None:
     scratch = f'[scales.laptop.stages.train]\nrecipe = "study-laptop-vit"\nset = {{ {MODEL}, {BODY} }}\n'
     well = f"seeds = [0]\n{scratch}[scales.laptop.axes.kind]\nwell = {{}}\n"
-    wrong = 'wrong = { train = { "optim.rate" = 3 } }\nmissing = { train = { data = "nowhere/photos" } }\n'
+    wrong = 'wrong = { train = { data = "photos" } }\nmissing = { train = { data = "nowhere/photos" } }\n'
     path, runs = study(tmp_path, well + wrong)
+    (tmp_path / "photos").mkdir()
     options = ["--out", tmp_path / "out", "--device", "cpu", "--threads", "1", "--workers", "1"]
     printed = run([VITLAB, "study", "run", path, *options], cwd=tmp_path, code=1)
     lines = [line for line in printed.stdout.splitlines() if line.startswith("Failed: ")]
     assert len(lines) == 2 and "Traceback" not in printed.stdout + printed.stderr
-    assert any("unknown config key 'optim.rate'" in line for line in lines)
+    assert any("photos holds no images" in line for line in lines)
     assert any("nowhere/photos" in line for line in lines)
     assert done(tmp_path / "out") == {runs[0].key}
     assert "2 cells have no record yet" in (tmp_path / "out" / "tiny-laptop" / "report.html").read_text()
