@@ -161,10 +161,12 @@ def test_cost_ratio_is_that_of_b_to_a(tmp_path: Path) -> None:
 
 
 def test_cost_ratio_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> None:
-    """A reaches every loss with half the compute of B."""
+    """Both start alike, and A reaches every lower loss with a third of the compute of B."""
 
     def spent(cell: Cell) -> float:
-        return 1e9 * (cell.values["size"].x or 0) * (2 if cell.labels["kind"] == "B" else 1)
+        return (
+            1e9 * (cell.values["size"].x or 0) * (3 if cell.labels["kind"] == "B" and cell.labels["size"] != "1" else 1)
+        )
 
     found = judged(
         tmp_path,
@@ -172,7 +174,7 @@ def test_cost_ratio_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> No
         level=lambda cell: 0.1 * (cell.values["size"].x or 0),
         flops=spent,
     )
-    assert list(only(found).by_seed.values()) == pytest.approx([2.0] * 3) and found.verdict == HOLDS
+    assert all(2 < ratio < 3 for ratio in only(found).by_seed.values()) and found.verdict == HOLDS
 
 
 def test_a_measure_that_no_run_has_is_named_with_those_there_are(tmp_path: Path) -> None:
