@@ -171,11 +171,12 @@ def value_range(values: Sequence[float]) -> Point:
 
 
 def range_from_zero(values: Sequence[float]) -> Point:
-    """With some room above; from zero on, unless a curve would be a flat line far above it."""
+    """With some room above, and below what is negative; from zero on, unless a curve would be a flat line far above it."""
     low, high = min([*values, 0.0]), max([*values, 0.0]) or 1.0
     if values and min(values) > _FLAT * high and max(values) > min(values):
         low = min(values) - (high - min(values)) / 2
-    return low, high + _ROOM * (high - low)
+    room = _ROOM * (high - low)
+    return low - room if low < 0 else low, high + room
 
 
 def tick_count(width: int) -> int:
