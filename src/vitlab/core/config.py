@@ -191,7 +191,6 @@ def from_dict(schema: type[Config], table: Mapping[str, Any], where: str = "") -
     return schema(**{key: _coerce(hints[key], value, where + key) for key, value in table.items()})
 
 
-@functools.cache
 def _paths_of(schema: type, key: str, where: str = "") -> list[str]:
     """Where a key stands in the tables below: `optim.lr` of `lr`."""
     found: list[str] = []
@@ -203,6 +202,7 @@ def _paths_of(schema: type, key: str, where: str = "") -> list[str]:
     return found
 
 
+@functools.cache
 def _type_hints(schema: type) -> dict[str, Any]:
     return typing.get_type_hints(schema)
 

@@ -160,7 +160,7 @@ def random_order(x_BND: Tensor) -> Tensor:
 
 
 class GridInterpolation(NamedTuple):
-    """What `F.interpolate` is told when positions are carried to another grid."""
+    """The arguments of `F.interpolate` when positions are resized to another grid."""
 
     mode: str
     align_corners: bool = False

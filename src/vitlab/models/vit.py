@@ -194,10 +194,8 @@ class Positions(nn.Module):
                 self.rows = nn.Parameter(torch.empty(tables, rows, spec.width // 2))
                 self.cols = nn.Parameter(torch.empty(tables, cols, spec.width // 2))
                 self.cls = nn.Parameter(torch.empty(tables, 1, spec.width)) if slots else None
-            case (
-                "none" | "relative" | "sincos2d"
-            ):  # no table: relative ones are in each `Attention`, and sincos2d a formula
-                pass
+            case "none" | "relative" | "sincos2d":
+                pass  # no table: relative ones are in each `Attention`, and sincos2d is a formula
             case _:
                 assert_never(spec.pos)
 

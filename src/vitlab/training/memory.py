@@ -65,10 +65,8 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     traffic = _WIDE * params if processes > 1 else 0  # DDP puts the gradients together in buffers of its own
     if recipe.train.sharded and processes > 1:
         sharded = sharded_params(recipe, processes)
-        local_params, copied = (
-            sharded.local_params,
-            sharded.loose,
-        )  # the others arrive as what autocast would make of them
+        # The others arrive as what autocast would make of them
+        local_params, copied = sharded.local_params, sharded.loose
         traffic = sharded.gathered_bytes
     rows, cols = spec.image_size
     pixels = spec.in_channels * rows * cols * (1 + (_WIDE if half else 0))  # as read, and before they are halved

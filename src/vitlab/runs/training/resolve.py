@@ -95,11 +95,11 @@ class Job:
     @property
     def opening(self) -> tuple[str, ...]:
         """All of it in sentences, for the log."""
+        found = (*self.notes, *(f"warning: {warning}" for warning in self.warnings))
+        if self.inner or not self.reason:
+            return found
         model = (f"model: {self.model_note}",) if self.model_note else ()
-        chosen = (
-            (describe_counts(self.counts), f"Chosen: {self.reason}.", *model) if self.reason and not self.inner else ()
-        )
-        return (*chosen, *self.notes, *(f"warning: {warning}" for warning in self.warnings))
+        return (describe_counts(self.counts), f"Chosen: {self.reason}.", *model, *found)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -279,7 +279,7 @@ def _audit_images(
     preflight = world.run_or_fail_everywhere(
         lambda: _audit(call, opened, parts, scanned, recipe) if world.is_main else Preflight([], [])
     )
-    return _Settled(recipe, parts, sweep, opened, grid, place), preflight, deep
+    return settled._replace(recipe=recipe, parts=parts, sweep=sweep), preflight, deep
 
 
 def _recipe_with_changes(call: TrainCall) -> dict[str, Any]:

@@ -50,9 +50,8 @@ class RunFile:
     counts: dict[str, int] = dataclasses.field(default_factory=dict[str, int])  # see `resolve.count_images`
     notes: list[str] = dataclasses.field(default_factory=list[str])
     data_warnings: list[str] = dataclasses.field(default_factory=list[str])  # known before the first step
-    warnings: dict[str, str] = dataclasses.field(
-        default_factory=dict[str, str]
-    )  # while it ran, by kind: each is given once
+    # While it ran, by kind: each is given once
+    warnings: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     data: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # the fingerprint of each part
     copies: list[list[str]] = dataclasses.field(default_factory=list[list[str]])
     teacher: str = ""  # the hash of its weights
