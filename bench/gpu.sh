@@ -66,7 +66,8 @@ tune)
     # Runs at once: each compiles and tests while others train. Equal compute for all, and an average of the weights over as small a
     # part of the run as in a long one. The best by a tenth of the training images is written to $runs/tuned, for `seeds`.
     short="--recipe cifar10-plain-vit --set data.val_frac=0.1 --set train.ema=${EMA:-0.998}"
-    muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true --set optim.lr=2e-3"
+    muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true --set optim.lr=2e-3 --set optim.weight_decay=0.2"
+    wide="--set model.name=ViT-w384d9m1536h6/4"
     epochs=${EPOCHS:-40}
     while read -r name part options; do
         # shellcheck disable=SC2086 # options are words
@@ -74,10 +75,9 @@ tune)
         echo "$part $options" >"$runs/tune-$name.options"
     done <<END
 muon 100 $muon
-muon-decay 100 $muon --set optim.weight_decay=0.2
 muon-patches-50 180 $muon --set model.patch_dropout=0.5
-muon-patches-25 130 $muon --set model.patch_dropout=0.25
-muon-wide 55 $muon --set model.name=ViT-w384d9m1536h6/4
+muon-wide 55 $muon $wide
+muon-wide-patches-50 100 $muon $wide --set model.patch_dropout=0.5
 END
     wait
     for name in "$runs"/tune-*/; do
