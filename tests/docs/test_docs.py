@@ -514,5 +514,7 @@ def test_claims_are_what_the_records_say() -> None:
     from vitlab.studies.cell_records import read_cells
     from vitlab.studies.claims import report_claims
 
-    made = report_claims(read_cells(DOCS / "results" / "records"), scale=None, out=None).markdown()
-    assert made == _read("results/claims.md"), "vitlab study report claims --out docs/results/claims.md"
+    made = report_claims(read_cells(DOCS / "results" / "records"), scale=None, out=None)
+    how = "without both files: vitlab study report claims --records docs/results/records --out docs/results/claims.md"
+    assert made.markdown() == _read("results/claims.md"), how
+    assert made.picture().decode() == _read("results/claims.svg"), how

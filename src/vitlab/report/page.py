@@ -18,6 +18,7 @@ import markupsafe
 
 from vitlab.core.environment import package_version
 from vitlab.report.charts import Chart, draw_matrix
+from vitlab.report.forest import Strip
 from vitlab.report.plot import Plot
 from vitlab.report.viewer import Viewer
 
@@ -201,7 +202,7 @@ class Verdict:
 
     says: str
     verdict: str
-    measured: Sequence[str]
+    measured: Sequence[tuple[str, Strip | None]]  # a number in words, and drawn
     good: bool | None = None
     where: str = ""
     note: str = ""
@@ -312,7 +313,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"wrapped": _wrapped, "uri": _uri, "aligned": _aligned}
+    environment.filters |= {"wrapped": _wrapped, "uri": _uri, "aligned": _aligned, "drawn": _drawn}
     return environment.get_template("report.html.j2")
 
 
@@ -331,6 +332,10 @@ def _wrapped(text: str) -> markupsafe.Markup:
 def _aligned(numeric: bool) -> markupsafe.Markup:
     """The attribute of a cell, as the columns of its table are."""
     return markupsafe.Markup(' class="number"' if numeric else "")
+
+
+def _drawn(strip: Strip | None) -> markupsafe.Markup:
+    return markupsafe.Markup("" if strip is None else strip.draw())
 
 
 def place(sections: Sequence[Section]) -> list[Placed]:

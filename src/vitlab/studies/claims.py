@@ -8,14 +8,24 @@ from typing import Any
 from vitlab.core import fsio
 from vitlab.core.command import command_line
 from vitlab.core.errors import UsageError
+from vitlab.report.forest import ForestRow, draw_forest
 from vitlab.report.page import Report, Verdicts, render
 from vitlab.studies.cell_records import CellRecord
-from vitlab.studies.outcome import LEAST_SEEDS, ClaimOutcome, Outcome, count_verdicts, find_outcome
+from vitlab.studies.outcome import (
+    LEAST_SEEDS,
+    NOT_YET,
+    ClaimOutcome,
+    Outcome,
+    TestOutcome,
+    count_verdicts,
+    find_outcome,
+)
 from vitlab.studies.study import SCALES, list_study_names, read_study
-from vitlab.studies.study_report import markdown_table, verdict_row
+from vitlab.studies.study_report import HOW_DRAWN, markdown_table, strip_of, verdict_row
 
 CLAIMS = "claims"
 
+_TITLE = "The paper's claims, measured here"
 _HEADER = ("the paper says", "where", "measured here", "scale", "verdict", "command")
 
 
@@ -82,7 +92,7 @@ class ClaimsReport:
 
     def markdown(self) -> str:
         parts = [
-            "# The paper's claims, measured here",
+            f"# {_TITLE}",
             "",
             "Made by `vitlab study report claims` from [records](records/README.md) alone. A claim holds here if the",
             "95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere,",
@@ -90,6 +100,10 @@ class ClaimsReport:
             "conditions are compared; each is of 95 % by itself, so that of many claims one or two may be decided by chance.",
             "",
             f"{self.measured()}.",
+            "",
+            f"![{self.measured()}]({_picture_of(self.out or Path(CLAIMS)).name})",
+            "",
+            HOW_DRAWN,
             "",
             *markdown_table(_HEADER, [(*row.cells()[:-1], f"`{row.command}`") for row in self.rows]),
             "",
@@ -103,21 +117,36 @@ class ClaimsReport:
         ]
         return "\n".join(parts)
 
-    def page(self) -> str:
-        sections = [
-            Verdicts(
-                f"{read_study(name).title} ({scale})",
-                read_study(name).question,
+    def picture(self) -> bytes:
+        """All claims below each other, each with its numbers: an SVG file."""
+        groups = [
+            (
+                title,
                 [
-                    verdict_row(row.found, row.command, row.begun())
-                    for row in self.rows
-                    if (row.study, row.scale) == (name, scale)
+                    ForestRow(row.found.claim.says, [(_number(test), strip_of(test)) for test in row.found.tests])
+                    for row in rows
                 ],
             )
-            for name, scale in dict.fromkeys((row.study, row.scale) for row in self.rows)
+            for title, _, rows in self._by_study()
         ]
-        title = "The paper's claims, measured here"
-        return render(Report(title, self.measured(), "", [], sections, "from records alone"))
+        return draw_forest(self.measured(), groups)
+
+    def page(self) -> str:
+        sections = [
+            Verdicts(title, question, [verdict_row(row.found, row.command, row.begun()) for row in rows])
+            for title, question, rows in self._by_study()
+        ]
+        return render(Report(_TITLE, self.measured(), HOW_DRAWN, [], sections, "from records alone"))
+
+    def _by_study(self) -> list[tuple[str, str, list[ClaimRow]]]:
+        """The title and the question of a study at one scale, with its claims."""
+        groups: dict[tuple[str, str], list[ClaimRow]] = {}
+        for row in self.rows:
+            groups.setdefault((row.study, row.scale), []).append(row)
+        studies = {name: read_study(name) for name, _ in groups}
+        return [
+            (f"{studies[name].title} ({scale})", studies[name].question, rows) for (name, scale), rows in groups.items()
+        ]
 
 
 def report_claims(records: Mapping[str, CellRecord], *, scale: str | None, out: Path | None) -> ClaimsReport:
@@ -128,8 +157,23 @@ def report_claims(records: Mapping[str, CellRecord], *, scale: str | None, out: 
     report = ClaimsReport(tuple(rows), out)
     if out is not None:
         fsio.make_folder(out.parent)
-        fsio.write_new_file(out, report.markdown() if out.suffix == ".md" else report.page())
+        if out.suffix == ".md":
+            picture = fsio.require_free(_picture_of(out))
+            fsio.write_new_file(out, report.markdown())
+            fsio.write_new_file(picture, report.picture())
+        else:
+            fsio.write_new_file(out, report.page())
     return report
+
+
+def _picture_of(out: Path) -> Path:
+    """Where the picture of a report in Markdown lies: beside it."""
+    return out.with_suffix(".svg")
+
+
+def _number(test: TestOutcome) -> str:
+    """Without how many seeds there are: they are drawn."""
+    return test.number.rpartition(",")[0] or NOT_YET
 
 
 def _rows(name: str, records: Mapping[str, CellRecord], asked: str | None) -> list[ClaimRow]:

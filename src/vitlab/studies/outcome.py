@@ -78,8 +78,19 @@ class TestOutcome:
     by_seed: Mapping[int, float]  # the statistic
     found: Estimate | None
     verdict: Verdict
-    sentence: str
+    what: str  # the number in words; without one, why there is none
+    number: str = ""  # with its interval
+    in_points: bool = False  # shares of images, to be shown as points of a hundred
     records: tuple[str, ...] = ()  # the keys of what it rests on
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.what}: {self.number}" if self.number else self.what
+
+    @property
+    def by_logarithm(self) -> bool:
+        """Whether half is as far from one as double."""
+        return self.test.statistic.endswith("ratio") and min(self.by_seed.values(), default=0) > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +175,10 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     judged = verdict(found, low, high, least=LEAST_SEEDS)
     used = [one for seed in by_seed for side in (a, b) for one in _chosen(conditions, scale, seed, side)]
     records = tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record)))
-    return TestOutcome(test, by_seed, found, judged, _sentence(test, measure, found), records)
+    in_points = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
+    signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
+    number = written(found, share=in_points, signed=signed, times=_counted(measure))
+    return TestOutcome(test, by_seed, found, judged, _in_words(test, measure), number, in_points, records)
 
 
 def _no_number(test: Test, scale: Scale, conditions: Sequence[Condition]) -> str:
@@ -293,8 +307,8 @@ def _is_at(value: AxisValue, label: str, axis: Sequence[AxisValue]) -> bool:
     return label in value.names
 
 
-def _sentence(test: Test, measure: str, found: Estimate) -> str:
-    """`test accuracy, 1-D minus none: +3.1 points (+1.2 to +5.0), 3 seeds`; what a and b have in common comes last."""
+def _in_words(test: Test, measure: str) -> str:
+    """`test accuracy, 1-D minus none (stem)`: what a and b have in common comes last."""
     both = {axis: label for axis, label in test.a.items() if test.b.get(axis) == label}
     a, b = (", ".join(_labels({x: y for x, y in side.items() if x not in both})) for side in (test.a, test.b))
     what = {
@@ -308,9 +322,7 @@ def _sentence(test: Test, measure: str, found: Estimate) -> str:
         "exponent-difference": f"exponent of {spoken(measure)} over {test.along}, {a} minus {b}",
     }[test.statistic]
     common = f" ({', '.join(_labels(both))})" if both else ""
-    share = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
-    signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
-    return f"{what}{common}: {written(found, share=share, signed=signed, times=_counted(measure))}"
+    return what + common
 
 
 def _labels(selection: Selection) -> list[str]:

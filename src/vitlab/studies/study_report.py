@@ -14,6 +14,7 @@ from vitlab.core import fsio
 from vitlab.core.errors import amount
 from vitlab.evaluation.fits import Estimate, fit_power_law, pareto_front
 from vitlab.evaluation.published import find_table
+from vitlab.report.forest import Strip
 from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, plots, render
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries
 from vitlab.studies.inspected import read_heads
@@ -24,6 +25,7 @@ from vitlab.studies.outcome import (
     ClaimOutcome,
     Condition,
     Outcome,
+    TestOutcome,
     count_verdicts,
     goodness,
     is_share,
@@ -132,7 +134,7 @@ def build_page(outcome: Outcome, command: str) -> Report:
         sections[:1] = [*(dataclasses.replace(one, wide=False) for one in own[:1]), printed]
     if outcome.claims:
         rows = [verdict_row(one) for one in outcome.claims]
-        sections.insert(1 if printed is None else 2, Verdicts("Claims", _HOW_JUDGED, rows))
+        sections.insert(1 if printed is None else 2, Verdicts("Claims", f"{_HOW_JUDGED} {HOW_DRAWN}", rows))
     sections += [_conditions_table(outcome), *_paper_sections(outcome)]
     sections.append(Snippets("Repeat it", "What has a record is not run again.", [("On the command line", command)]))
     records = [one.record for condition in outcome.conditions for one in condition.seeds]
@@ -336,13 +338,36 @@ _HOW_JUDGED = (
     "A claim holds here if the 95 % interval over the seeds lies where the claim says it should, and does not hold if all of "
     "it lies elsewhere."
 )
+HOW_DRAWN = "Shaded is where the claim says the number lies; each dot is a seed, the bar their mean with its interval."
+_GOOD = {HOLDS: True, FAILS: False}  # green or red; grey where nothing can be told
 
 
 def verdict_row(one: ClaimOutcome, command: str = "", also: Sequence[str] = ()) -> Verdict:
     """A claim for a page; `also` is said after what was measured."""
-    good = {HOLDS: True, FAILS: False}.get(one.verdict)
-    claim, measured = one.claim, [*(test.sentence for test in one.tests), *also]
+    good = _GOOD.get(one.verdict)
+    claim = one.claim
+    measured = [*((test.sentence, strip_of(test)) for test in one.tests), *((line, None) for line in also)]
     return Verdict(claim.says, one.verdict, measured, good, claim.where, claim.note, command)
+
+
+def strip_of(test: TestOutcome) -> Strip | None:
+    """The number of a test beside where the claim says it lies; None where it is not measured."""
+    if test.found is None:
+        return None
+    unit = 100 if test.in_points else 1
+    low, high = (None if border is None else unit * border for border in (test.test.above, test.test.below))
+    values = list(test.by_seed.values())
+    return Strip(
+        mean=unit * test.found.mean,
+        interval=None
+        if test.found.interval is None
+        else (unit * test.found.interval[0], unit * test.found.interval[1]),
+        seeds=[unit * value for value in values],
+        low=low,
+        high=high,
+        log=test.by_logarithm,
+        good=_GOOD.get(test.verdict),
+    )
 
 
 def _conditions_table(outcome: Outcome) -> Table:

@@ -244,15 +244,23 @@ def test_claims_are_reported_from_what_there_is(tmp_path: Path) -> None:
     count = sum(len(read_study(name).claims) for name in list_study_names())
     assert len(empty.rows) == count and empty.measured().endswith(f", {count} are not measured yet")
     write_records(tmp_path / "made", records_of(read_study("optimiser").at("laptop")))
-    some = report_study("claims", records=tmp_path / "made", out=tmp_path / "claims.md")
+    some = report_study("claims", records=tmp_path / "made", out=tmp_path / "one" / "claims.md")
     assert isinstance(some, ClaimsReport) and f"0 of {count} claims hold here, 1 does not, " in some.measured()
     row = next(row for row in some.to_json()["claims"] if row["claim"] == "adam-for-resnets")
     assert row["scale"] == "laptop" and len(row["records"]) == 6
     assert row["command"] == "vitlab study run optimiser --scale laptop"
-    again = report_study("claims", records=tmp_path / "made", out=tmp_path / "again.md")
+    again = report_study("claims", records=tmp_path / "made", out=tmp_path / "two" / "claims.md")
     assert again.text() == some.text()
-    assert (tmp_path / "claims.md").read_bytes() == (tmp_path / "again.md").read_bytes()
-    assert "does not hold here | `vitlab study run optimiser --scale laptop`" in (tmp_path / "claims.md").read_text()
+    for name in ("claims.md", "claims.svg"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    written = (tmp_path / "one" / "claims.md").read_text()
+    assert "does not hold here | `vitlab study run optimiser --scale laptop`" in written and "(claims.svg)" in written
+    drawn = (tmp_path / "one" / "claims.svg").read_text()
+    assert (
+        drawn.count('class="zone"') == 1
+        and drawn.count('class="seed"') == 3
+        and drawn.count("not measured yet") >= count
+    )
     report_study("claims", records=tmp_path / "made", out=tmp_path / "claims.html", scale="gpu")
     page = (tmp_path / "claims.html").read_text(encoding="utf-8")
     assert "not measured yet" in page and "--scale gpu" in page and "--scale laptop" not in page

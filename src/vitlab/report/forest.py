@@ -1,0 +1,110 @@
+"""Forest plots: a number with its interval, beside the range in which a claim says that it lies.
+
+Each row has an axis of its own, since claims are about points, ratios and exponents alike.
+"""
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+
+from vitlab.report import svg
+
+_STRIP_PX, _FLOOR_PX = (320, 42), 27  # size of a strip; from its top to its axis
+_WHISKER_PX, _SEEDS_PX, _DOT_PX = 10, 20, 3.2  # from its top to the interval, and to the seeds below; their radius
+_MARGIN = 0.1  # of the axis, between its ends and what is drawn
+_CAP_PX = 5  # from the middle of a whisker to the end of its cap
+_LABEL_PX, _GAP_PX, _NUMBER_PX = 400, 12, 250  # columns of a drawing of many, and between them
+_PAD_PX = 6  # above and below a row
+_FILE_STYLE = (
+    ".head text{font-weight:600}.zone{fill:#15803d;opacity:.14}.border{stroke:#15803d;stroke-width:1.5}"
+    ".mark{fill:#52606d;stroke:#52606d}.mark.yes{fill:#15803d;stroke:#15803d}.mark.no{fill:#c2410c;stroke:#c2410c}"
+    ".mark .seed{stroke:none;opacity:.45}.mark .mean{stroke-width:3}.mark .whisker{fill:none;stroke-width:2}"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strip:
+    """One number: its mean, its interval, the seeds behind it, and between which borders the claim says it lies."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    seeds: Sequence[float]
+    low: float | None = None  # None where there is no such border
+    high: float | None = None
+    log: bool = False  # ratios: half is as far from one as double
+    good: bool | None = None  # green, red or grey
+
+    def draw(self) -> str:
+        """An SVG element for a page. The sentence beside it says the same, so screen readers pass over the drawing."""
+        width, height = _STRIP_PX
+        start = (
+            f'<svg class="strip" viewBox="0 0 {width} {height}" width="{width}" height="{height}" aria-hidden="true">'
+        )
+        return f"{start}{self.parts()}</svg>"
+
+    def parts(self) -> str:
+        """What is drawn, with the strip's corner at the origin."""
+        width, middle, at = _STRIP_PX[0], _WHISKER_PX, self._places()
+        borders = [
+            (border, anchor) for border, anchor in ((self.low, "end"), (self.high, "start")) if border is not None
+        ]
+        left, right = (0 if self.low is None else at(self.low)), (width if self.high is None else at(self.high))
+        parts = [
+            f'<rect class="zone" x="{svg.px(left)}" y="1" width="{svg.px(right - left)}" height="{_FLOOR_PX - 1}"/>'
+        ]
+        parts.append(f'<path class="axis" d="M0 {_FLOOR_PX}h{width}"/>')
+        for border, anchor in borders:
+            x = at(border)
+            parts.append(f'<path class="border" d="M{svg.px(x)} 1V{_FLOOR_PX + 3}"/>')
+            # Two labels lean away from each other, however close their borders are.
+            anchor = anchor if len(borders) > 1 else "middle"
+            parts.append(svg.text(x, _FLOOR_PX + 14, f"{border:g}", anchor=anchor, soft=True))
+        marks = [f'<circle class="seed" cx="{svg.px(at(one))}" cy="{_SEEDS_PX}" r="{_DOT_PX}"/>' for one in self.seeds]
+        if self.interval is not None:
+            low, high = (svg.px(at(end)) for end in self.interval)
+            caps = "".join(f"M{x} {svg.px(middle - _CAP_PX)}v{2 * _CAP_PX}" for x in (low, high))
+            marks.append(f'<path class="whisker" d="M{low} {middle}H{high}{caps}"/>')
+        tick = f"M{svg.px(at(self.mean))} {svg.px(middle - _CAP_PX - 2)}v{2 * _CAP_PX + 4}"
+        kind = {True: " yes", False: " no", None: ""}[self.good]
+        return f'{"".join(parts)}<g class="mark{kind}">{"".join(marks)}<path class="mean" d="{tick}"/></g>'
+
+    def _places(self) -> Callable[[float], float]:
+        """Where a number lies: all that is drawn has its place on the strip."""
+        place = math.log if self.log else float
+        shown = (self.mean, *self.seeds, *(self.interval or ()), self.low, self.high)
+        low, high = svg.value_range([place(one) for one in shown if one is not None])
+        room = _MARGIN * (high - low)
+        return lambda value: _STRIP_PX[0] * (place(value) - low + room) / (high - low + 2 * room)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForestRow:
+    """What was claimed, and for each number what it came to, with its strip where it was measured."""
+
+    says: str
+    numbers: Sequence[tuple[str, Strip | None]]
+
+
+def draw_forest(title: str, groups: Sequence[tuple[str, Sequence[ForestRow]]]) -> bytes:
+    """Claims below each other as an SVG file: what is said, the strip, the number."""
+    strip_px, line_px = _STRIP_PX[0], _STRIP_PX[1] + _PAD_PX
+    width = _LABEL_PX + strip_px + _NUMBER_PX + 2 * _GAP_PX
+    parts, y = ['<rect width="100%" height="100%" fill="#fff"/>'], _PAD_PX
+    for name, rows in groups:
+        parts.append(f'<g class="head">{svg.text(0, y + svg.LINE_PX, name)}</g>')
+        y += svg.LINE_PX + 2 * _PAD_PX
+        for row in rows:
+            lines = textwrap.wrap(row.says, int(_LABEL_PX / svg.LETTER_PX))
+            for number, line in enumerate(lines):
+                parts.append(svg.text(0, y + _PAD_PX + 13 + number * svg.LINE_PX, line))
+            for number, (text, strip) in enumerate(row.numbers):
+                top = y + _PAD_PX + number * line_px
+                if strip is not None:
+                    parts.append(f'<g transform="translate({_LABEL_PX + _GAP_PX} {top})">{strip.parts()}</g>')
+                parts.append(svg.text(_LABEL_PX + strip_px + 2 * _GAP_PX, top + _WHISKER_PX + 4, text))
+            y += max(len(lines) * svg.LINE_PX, len(row.numbers) * line_px) + 2 * _PAD_PX
+            parts.append(f'<path class="grid" d="M0 {y}h{width}"/>')
+        y += 2 * _PAD_PX
+    start = f'<svg viewBox="0 0 {width} {y}" width="{width}" height="{y}" role="img" aria-label="{svg.escaped(title)}"'
+    return svg.as_file(f"{start}>{''.join(parts)}</svg>", _FILE_STYLE)

@@ -1,0 +1,103 @@
+"""Strips and forest plots: the interval beside the range of the claim, and the same bytes every time."""
+
+import math
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from vitlab.report.forest import ForestRow, Strip, draw_forest
+from vitlab.report.page import Report, Verdict, Verdicts, render
+
+HOSTILE = ["<script>alert(1)</script>", "a & b", '"quoted"', "]]>", "中文"]
+
+
+def strip(**options: Any) -> Strip:
+    given: dict[str, Any] = {"mean": 2.0, "interval": (1.0, 3.0), "seeds": (1.5, 2.0, 2.5), "low": 0.0}
+    return Strip(**{**given, **options})
+
+
+def of_class(drawn: str, name: str) -> list[ElementTree.Element]:
+    return [node for node in ElementTree.fromstring(drawn).iter() if name in (node.get("class") or "").split()]
+
+
+def ends_of_zone(drawn: str) -> tuple[float, float]:
+    (zone,) = of_class(drawn, "zone")
+    left = float(zone.get("x") or 0)
+    return left, left + float(zone.get("width") or 0)
+
+
+def seed_places(drawn: str) -> list[float]:
+    return [float(node.get("cx") or 0) for node in of_class(drawn, "seed")]
+
+
+def labels(drawn: str) -> list[tuple[str, str]]:
+    return [(node.text or "", node.get("text-anchor") or "") for node in ElementTree.fromstring(drawn).iter("text")]
+
+
+def test_zone_reaches_from_a_border_to_the_end_on_its_side() -> None:
+    above, below = ends_of_zone(strip().draw()), ends_of_zone(strip(low=None, high=4.0).draw())
+    assert 0 < above[0] < 320 and above[1] == 320
+    assert below[0] == 0 and 0 < below[1] < 320
+
+
+def test_interval_and_seeds_lie_inside_the_zone_exactly_where_the_numbers_do() -> None:
+    """Zero, the interval from 1 to 3 and the border at 4 are one step apart each."""
+    drawn = strip(high=4.0).draw()
+    left, right = ends_of_zone(drawn)
+    step = (right - left) / 4
+    assert seed_places(drawn) == pytest.approx([left + 1.5 * step, left + 2 * step, left + 2.5 * step], abs=0.11)
+    (whisker,) = of_class(drawn, "whisker")
+    low, high = (whisker.get("d") or "").removeprefix("M").split("H")
+    assert float(low.split()[0]) == pytest.approx(left + step, abs=0.11)
+    assert float(high.partition("M")[0]) == pytest.approx(left + 3 * step, abs=0.11)
+
+
+def test_ratios_have_equal_steps_for_equal_factors() -> None:
+    drawn = strip(mean=1.0, interval=(0.5, 2.0), seeds=(0.5, 1.0, 2.0), low=0.5, log=True).draw()
+    half, one, double = seed_places(drawn)
+    assert one - half == pytest.approx(double - one, abs=0.11)
+
+
+def test_one_seed_has_no_interval_and_all_of_one_value_a_place() -> None:
+    assert of_class(strip(interval=None, seeds=(2.0,)).draw(), "whisker") == []
+    same = strip(mean=1.0, interval=(1.0, 1.0), seeds=(1.0, 1.0, 1.0), low=1.0).draw()
+    assert all(math.isfinite(x) and 0 <= x <= 320 for x in seed_places(same))
+
+
+def test_labels_of_two_borders_lean_away_from_each_other() -> None:
+    assert labels(strip(low=-1.5, high=1.5).draw()) == [("-1.5", "end"), ("1.5", "start")]
+    assert labels(strip().draw()) == [("0", "middle")]
+
+
+@pytest.mark.parametrize(("good", "classes"), [(True, "mark yes"), (False, "mark no"), (None, "mark")])
+def test_verdict_has_its_colour(good: bool | None, classes: str) -> None:
+    (mark,) = of_class(strip(good=good).draw(), "mark")
+    assert mark.get("class") == classes
+
+
+def test_page_has_a_strip_beside_each_sentence_that_has_a_number() -> None:
+    row = Verdict("a claim", "holds here", [("with a number", strip(good=True)), ("without one", None)], True)
+    page = render(Report("t", "h", "s", [], [Verdicts("Claims", "", [row])]))
+    assert page.count('<svg class="strip"') == 1
+    assert page.index("with a number") < page.index('<svg class="strip"') < page.index("without one")
+
+
+def test_forest_is_a_file_that_repeats_to_the_byte_and_whose_text_is_escaped() -> None:
+    rows = [ForestRow(text, [("+2.0 (1.0 to 3.0)", strip()), ("not measured yet", None)]) for text in HOSTILE]
+    one, two = (draw_forest("2 of 5 hold", [("A study & more", rows)]) for _ in range(2))
+    assert one == two
+    drawn = one.decode()
+    assert len(of_class(drawn, "zone")) == len(HOSTILE) and "<script" not in drawn
+    written = ["".join(node.itertext()) for node in ElementTree.fromstring(drawn).iter() if node.tag.endswith("text")]
+    assert written.count("not measured yet") == len(HOSTILE) and "A study & more" in written
+    assert set(HOSTILE) <= set(written)
+
+
+def test_long_claims_are_broken_into_lines_that_do_not_reach_the_strips() -> None:
+    drawn = draw_forest("t", [("s", [ForestRow("word " * 60, [("1", strip())]), ForestRow("next", [("2", strip())])])])
+    texts = [node for node in ElementTree.fromstring(drawn).iter() if node.tag.endswith("text")]
+    lines = [node for node in texts if (node.text or "").startswith("word")]
+    (after,) = [node for node in texts if node.text == "next"]
+    assert len(lines) > 3 and max(len(node.text or "") for node in lines) < 61
+    assert float(after.get("y") or 0) > max(float(node.get("y") or 0) for node in lines)
