@@ -518,3 +518,24 @@ def test_claims_are_what_the_records_say() -> None:
     how = "without both files: vitlab study report claims --records docs/results/records --out docs/results/claims.md"
     assert made.markdown() == _read("results/claims.md"), how
     assert made.picture().decode() == _read("results/claims.svg"), how
+
+
+def test_tables_of_the_studies_are_those_of_the_records() -> None:
+    """`vitlab study report NAME --scale gpu --records docs/results/records --out FILE.md` has each of them."""
+    from vitlab.studies.cell_records import read_cells
+    from vitlab.studies.outcome import find_outcome
+    from vitlab.studies.study import read_study
+    from vitlab.studies.study_report import to_markdown
+
+    page, records = _read("results/studies-h200.md"), read_cells(DOCS / "results" / "records")
+    sections = page.split("\n## ")[1:]
+    names = [re.findall(r"`vitlab study run\s+([\w-]+)\s+--scale gpu`", section) for section in sections]
+    assert sum(map(len, names)) >= 11, "a section for each study"
+    for section, found in zip(sections, names, strict=True):
+        for name in found:
+            study = read_study(name)
+            outcome = find_outcome(study, study.at("gpu"), records)
+            table = to_markdown(outcome, "").partition("## Every condition")[2].partition("| ")
+            assert (table[1] + table[2]).partition("\n\n")[0] in section, name
+            if outcome.measured < outcome.cells:
+                assert f"{outcome.measured} of its {outcome.cells} cells" in section.replace("\n", " "), name
