@@ -32,7 +32,7 @@ from vitlab.runs.training.training_run import TrainResult
 from vitlab.studies import study
 from vitlab.studies.cell_run import execute_run
 from vitlab.studies.grid import StudyRun
-from vitlab.studies.outcome import is_share
+from vitlab.studies.units import is_share
 from vitlab.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from vitlab.core.console import Console
 from vitlab.core.errors import printable
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, list_cells
-from vitlab.studies.outcome import is_share
 from vitlab.studies.study import Scale, Study
+from vitlab.studies.units import is_share
 
 _MOST_ROWS = 40  # a table longer than a screen cannot be redrawn in place
 

@@ -11,18 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from vitlab.core.errors import amount
 from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, Combination, list_cells
 from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test
+from vitlab.studies.units import counted, goodness, is_share, spoken, written
 
 NOT_YET = "not measured yet"
 ClaimVerdict = Verdict | Literal["not measured yet"]
 HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "inconclusive at this scale"
-_LOWER_IS_BETTER = ("loss", "milliseconds", "seconds", "ece")
 LEAST_SEEDS = 3  # below, chance is not bounded by anything
-_PLAIN = 1e7  # below, thousands are read more easily than powers of ten
 _FAR = 1e12  # beyond any number that a test could have
 
 
@@ -177,7 +175,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     records = tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record)))
     in_points = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
-    number = written(found, share=in_points, signed=signed, times=_counted(measure))
+    number = written(found, share=in_points, signed=signed, times=counted(measure))
     return TestOutcome(test, by_seed, found, judged, _in_words(test, measure), number, in_points, records)
 
 
@@ -330,30 +328,6 @@ def _labels(selection: Selection) -> list[str]:
     return [f"{label} {axis}" if label in ("first", "last") else label for axis, label in selection.items()]
 
 
-_SPOKEN = {
-    "top1": "test accuracy",
-    "few_shot_5": "5-shot accuracy",
-    "knn": "20-NN accuracy",
-    "margin": "student over teacher",
-    "macs": "multiply-adds",
-}
-
-
-def spoken(measure: str) -> str:
-    """A measure in words."""
-    return _SPOKEN.get(measure, measure.replace("_", " "))
-
-
-def goodness(measure: str, value: float) -> float:
-    """A number that is larger where a measure is better."""
-    return -value if measure.removeprefix("teacher_").startswith(_LOWER_IS_BETTER) else value
-
-
-def is_share(measure: str) -> bool:
-    """Whether a measure is an accuracy, to be shown in per cent."""
-    return measure.removeprefix("teacher_") in ("top1", "top5", "knn", "margin") or measure.startswith("few_shot_")
-
-
 def count_verdicts(verdicts: Iterable[ClaimVerdict]) -> tuple[str, str]:
     """As a number and what it is of: `19 of 30`, `claims hold here, 3 do not, 8 are inconclusive at this scale`."""
     counts = Counter(verdicts)
@@ -366,35 +340,3 @@ def count_verdicts(verdicts: Iterable[ClaimVerdict]) -> tuple[str, str]:
         if counts[verdict]
     ]
     return f"{counts[HOLDS]} of {counts.total()}", ", ".join(parts)
-
-
-def shown(found: Estimate, measure: str) -> str:
-    """The estimate of a measure in its own unit."""
-    share, signed = is_share(measure), measure == "margin"
-    if share and not signed and found.interval is not None:  # t knows no bounds, and an accuracy has two
-        low, high = found.interval
-        found = dataclasses.replace(found, interval=(max(0.0, low), min(1.0, high)))
-    return written(found, share=share, signed=signed, times=_counted(measure))
-
-
-def _counted(measure: str) -> str:
-    """What an estimate is a mean of: a seed changes nothing about a speed, which is measured anew."""
-    return "measurement" if measure in ("images_per_second", "milliseconds_per_image", "largest_batch") else "seed"
-
-
-def written(found: Estimate, *, share: bool, signed: bool = False, times: str = "seed") -> str:
-    """A mean with its interval and the number of seeds."""
-    scale, unit = (100, " points" if signed else " %") if share else (1, "")
-    sign = "+" if signed else ""
-
-    def text(value: float) -> str:
-        if share:
-            return f"{scale * value:{sign}.2f}"
-        rounded = float(f"{value:.3g}")
-        return f"{rounded:{sign},.0f}" if 1e3 <= abs(rounded) < _PLAIN else f"{value:{sign}.3g}"
-
-    seeds = amount(found.n, times)
-    if found.interval is None:
-        return f"{text(found.mean)}{unit}, {seeds}"
-    low, high = found.interval
-    return f"{text(found.mean)}{unit} ({text(low)} to {text(high)}), {seeds}"

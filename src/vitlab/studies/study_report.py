@@ -27,14 +27,11 @@ from vitlab.studies.outcome import (
     Outcome,
     TestOutcome,
     count_verdicts,
-    goodness,
-    is_share,
-    shown,
-    spoken,
 )
 from vitlab.studies.printed import beside, printed_plot
 from vitlab.studies.study import Drawing
 from vitlab.studies.tables import in_cell, printed_table
+from vitlab.studies.units import goodness, is_share, shown, spoken
 
 PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
 _CURVE_POINTS = 100  # of a fit that is drawn

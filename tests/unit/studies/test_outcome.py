@@ -10,7 +10,8 @@ from study_records import HEAD, SCALE, records_of, tiny_study
 from vitlab.evaluation.fits import t_quantile
 from vitlab.studies import outcome as module
 from vitlab.studies.grid import Cell
-from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, UNKNOWN, ClaimOutcome, find_outcome, written
+from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, UNKNOWN, ClaimOutcome, find_outcome
+from vitlab.studies.units import written
 
 Level = Callable[[Cell], float]
 NUMBERS = {"A": {"1": 0.50, "2": 0.60, "4": 0.70}, "B": {"1": 0.40, "2": 0.45, "4": 0.50}}

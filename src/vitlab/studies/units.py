@@ -1,0 +1,63 @@
+"""How the measure of a study is called, which way it is better, and how its numbers are written. Loads no torch."""
+
+import dataclasses
+
+from vitlab.core.errors import amount
+from vitlab.evaluation.fits import Estimate
+
+_LOWER_IS_BETTER = ("loss", "milliseconds", "seconds", "ece")
+_PLAIN = 1e7  # below, thousands are read more easily than powers of ten
+_SPOKEN = {
+    "top1": "test accuracy",
+    "few_shot_5": "5-shot accuracy",
+    "knn": "20-NN accuracy",
+    "margin": "student over teacher",
+    "macs": "multiply-adds",
+}
+
+
+def spoken(measure: str) -> str:
+    """A measure in words."""
+    return _SPOKEN.get(measure, measure.replace("_", " "))
+
+
+def goodness(measure: str, value: float) -> float:
+    """A number that is larger where a measure is better."""
+    return -value if measure.removeprefix("teacher_").startswith(_LOWER_IS_BETTER) else value
+
+
+def is_share(measure: str) -> bool:
+    """Whether a measure is an accuracy, to be shown in per cent."""
+    return measure.removeprefix("teacher_") in ("top1", "top5", "knn", "margin") or measure.startswith("few_shot_")
+
+
+def shown(found: Estimate, measure: str) -> str:
+    """The estimate of a measure in its own unit."""
+    share, signed = is_share(measure), measure == "margin"
+    if share and not signed and found.interval is not None:  # t knows no bounds, and an accuracy has two
+        low, high = found.interval
+        found = dataclasses.replace(found, interval=(max(0.0, low), min(1.0, high)))
+    return written(found, share=share, signed=signed, times=counted(measure))
+
+
+def counted(measure: str) -> str:
+    """What an estimate is a mean of: a seed changes nothing about a speed, which is measured anew."""
+    return "measurement" if measure in ("images_per_second", "milliseconds_per_image", "largest_batch") else "seed"
+
+
+def written(found: Estimate, *, share: bool, signed: bool = False, times: str = "seed") -> str:
+    """A mean with its interval and the number of seeds."""
+    scale, unit = (100, " points" if signed else " %") if share else (1, "")
+    sign = "+" if signed else ""
+
+    def text(value: float) -> str:
+        if share:
+            return f"{scale * value:{sign}.2f}"
+        rounded = float(f"{value:.3g}")
+        return f"{rounded:{sign},.0f}" if 1e3 <= abs(rounded) < _PLAIN else f"{value:{sign}.3g}"
+
+    seeds = amount(found.n, times)
+    if found.interval is None:
+        return f"{text(found.mean)}{unit}, {seeds}"
+    low, high = found.interval
+    return f"{text(found.mean)}{unit} ({text(low)} to {text(high)}), {seeds}"
