@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 
 import markupsafe
@@ -34,6 +35,7 @@ _CAP_PX = 4  # from the middle of a whisker to the end of its cap
 _MARGIN = 0.04  # of the axis, between its ends and the outermost points, so that markers stay clear of the edges
 _MOST_LOG_TICKS = 12  # four decades of 1, 2 and 5
 _Y_TICKS, _Y_LOG_TICKS = 6, 9  # fewer where steps are even: one reads between them
+_MOST_LINES = 3  # of a name under the axis; longer ones are slanted
 _LONGEST_NAME = 18  # letters of a category under the axis; the card has the whole name
 _CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
 _FILE_STYLE = (
@@ -206,11 +208,13 @@ def _draw(plot: Plot, size: tuple[int, int], on_page: bool) -> str:
     ranges = _x_range(plot, shown), _y_range(plot, shown)
     y_ticks = _y_ticks(plot, ranges[1])
     frame = svg.frame_within(size, legend_px, y_ticks, ranges)
-    slanted = any(svg.LETTER_PX * (len(name) + 1) > frame.width / len(plot.categories) for name in plot.categories)
+    names = _wrapped(plot.categories, frame.width)
+    slanted = not names and bool(plot.categories)
     if slanted:
         names = [svg.shortened(name, svg.LETTER_PX * _LONGEST_NAME) for name in plot.categories]
-        frame = svg.frame_within(size, legend_px, y_ticks, ranges, svg.BELOW_PX + svg.slanted_px(names))
-    ticks = _x_ticks(plot, frame, width, slanted), y_ticks
+    more_px = svg.slanted_px(names) if slanted else svg.LINE_PX * max((name.count("\n") for name in names), default=0)
+    frame = svg.frame_within(size, legend_px, y_ticks, ranges, svg.BELOW_PX + more_px)
+    ticks = _x_ticks(plot, frame, names, width, slanted), y_ticks
     axes = svg.draw_axes(frame, size, legend_px, ticks, (plot.x_label, plot.y_label), slanted)
     behind = [part for one in shown for part in (_line(plot, one, frame), *_whiskers(plot, one, frame))]
     numbers = itertools.count()  # of the cards
@@ -239,11 +243,19 @@ def _with_margin(values: Sequence[float]) -> Point:
     return low - _MARGIN * (high - low), high + _MARGIN * (high - low)
 
 
-def _x_ticks(plot: Plot, frame: Frame, width: int, slanted: bool) -> list[Tick]:
-    if plot.categories:
-        room = svg.LETTER_PX * _LONGEST_NAME
-        rooms = [min(room, svg.slanted_room_px(frame, k)) if slanted else width for k in range(len(plot.categories))]
-        return [(k, svg.shortened(name, rooms[k])) for k, name in enumerate(plot.categories)]
+def _wrapped(names: Sequence[str], width_px: float) -> list[str]:
+    """Names in lines that fit beside each other; empty where they do not, or would be too high."""
+    most = int(width_px / max(len(names), 1) / svg.LETTER_PX) - 1
+    lines = [textwrap.wrap(name, max(most, 1), break_long_words=False) or [""] for name in names]
+    fit = all(len(one) <= _MOST_LINES and max(map(len, one)) <= most for one in lines)
+    return ["\n".join(one) for one in lines] if fit else []
+
+
+def _x_ticks(plot: Plot, frame: Frame, names: Sequence[str], width: int, slanted: bool) -> list[Tick]:
+    if names:
+        return [
+            (k, svg.shortened(name, svg.slanted_room_px(frame, k)) if slanted else name) for k, name in enumerate(names)
+        ]
     if plot.log_x:
         low, high = _powers(frame.x_range)
         longest = max(map(len, svg.short_texts(svg.log_ticks(low, high, _MOST_LOG_TICKS))))

@@ -82,7 +82,7 @@ def draw_axes(
 ) -> str:
     """Both axes with their ticks and labels, and lines behind the values.
 
-    `slanted` is for long names on the lower one.
+    `slanted` is for long names on the lower one; a name may have several lines.
     """
     (x_ticks, y_ticks), width = ticks, size[0]
     parts = [text(0, legend_px + 13, labels[1], soft=True)]
@@ -99,7 +99,8 @@ def draw_axes(
             parts.append(f'<g transform="{turn}">{text(0, 0, label, anchor="end", soft=True)}</g>')
         else:
             anchor = "end" if x > width - 30 else "middle"
-            parts.append(text(min(x, width - 2), bottom + LINE_PX, label, anchor=anchor, soft=True))
+            for line, words in enumerate(label.split("\n"), 1):
+                parts.append(text(min(x, width - 2), bottom + LINE_PX * line, words, anchor=anchor, soft=True))
     parts.append(f'<path class="axis" d="M{px(frame.left)} {px(bottom)}h{px(frame.width)}"/>')
     parts.append(text(frame.left + frame.width / 2, size[1] - 4, labels[0], anchor="middle", soft=True))
     return "".join(parts)

@@ -139,6 +139,18 @@ def test_categories_are_named_under_their_points(width: int) -> None:
     assert [ticks[name] for name in names] == pytest.approx([x for x, _ in places(drawn)], abs=0.1)
 
 
+def test_categories_of_several_words_are_wrapped_before_they_are_slanted() -> None:
+    names = ["masked patch prediction", "from scratch", "supervised on all", "labels"]
+    drawn = plot(line(*((k, k) for k in range(4))), categories=names).draw(500, 300)
+    assert "rotate" not in drawn
+    words = [text for text in texts(drawn) if len(text) > 1 and any(text in name for name in names)]
+    assert " ".join(words).split() == " ".join(names).split(), "none is cut"
+    below = [
+        float(node.get("y") or 0) for node in elements(drawn) if "".join(node.itertext()) in words and node.get("y")
+    ]
+    assert max(below) < 300 - 4 - 10, "above the label of the axis"
+
+
 def test_long_categories_are_slanted_and_stay_inside() -> None:
     names = [f"a name that is far too long for its place {k}" for k in range(6)]
     drawn = plot(line(*((k, k) for k in range(6))), categories=names).draw(330, 300)
