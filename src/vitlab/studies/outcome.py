@@ -315,7 +315,7 @@ def _in_words(test: Test, measure: str) -> str:
         "ratio": f"{spoken(measure)} of {a}, as a multiple of that of {b}",
         "slope": f"{spoken(measure)} for each doubling of {test.along}, {a or 'all'}",
         "slope-difference": f"{spoken(measure)} for each doubling of {test.along}, {a} minus {b}",
-        "cost-ratio": f"{test.cost} of {b} for the same {spoken(measure)}, as a multiple of those of {a}",
+        "cost-ratio": f"{spoken(test.cost)} of {b} for the same {spoken(measure)}, as a multiple of those of {a}",
         "exponent": f"exponent of {spoken(measure)} over {test.along}{f', {a}' if a else ''}",
         "exponent-difference": f"exponent of {spoken(measure)} over {test.along}, {a} minus {b}",
     }[test.statistic]

@@ -13,6 +13,7 @@ _SPOKEN = {
     "knn": "20-NN accuracy",
     "margin": "student over teacher",
     "macs": "multiply-adds",
+    "flops": "FLOPs",
 }
 
 
