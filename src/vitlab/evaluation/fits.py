@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 from vitlab.core.errors import require
 
 CONFIDENCE = 0.95  # what papers report
-LEVELS = 25  # values at which two fronts are compared: the mean ratio of smooth fronts no longer changes with more
 _LEAST_X = 3  # two points lie on every power law: they cannot speak against one
 _HALVINGS = 60  # of the bracket of a quantile, after which it is as narrow as a double is exact
 _LARGEST_LOG = 700.0  # exp of more than 709 is not a double
@@ -165,21 +165,32 @@ def cost_to_reach(cost: Sequence[float], value: Sequence[float], target: float) 
 def cost_ratio(a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]) -> float | None:
     """How many times more `b` costs than `a` for the same value.
 
-    Both are (costs, values). The geometric mean over evenly spaced values that both fronts reach; None where there is no
-    such value.
+    Both are (costs, values). The geometric mean over all values that both fronts reach. Where one front lies wholly above
+    the other, its cheapest point beside the other's best, if that costs less: the ratio is at least as far from one. None
+    where nothing can be compared.
     """
-    reached = [[values[i] for i in pareto_front(costs, values)] for costs, values in (a, b)]
+    reached = [sorted({values[i] for i in pareto_front(costs, values)}) for costs, values in (a, b)]
     if not all(reached):
         return None
-    low, high = max(min(values) for values in reached), min(max(values) for values in reached)
+    low, high = max(values[0] for values in reached), min(values[-1] for values in reached)
     if low > high:
-        return None
-    logs: list[float] = []
-    for level in np.linspace(low, high, LEVELS):
-        cost_a, cost_b = cost_to_reach(*a, level), cost_to_reach(*b, level)
-        assert cost_a is not None and cost_b is not None  # no level lies above either front
-        logs.append(math.log(cost_b) - math.log(cost_a))
-    return math.exp(statistics.fmean(logs))
+        bound = _log_ratio(a, b, high)
+        return math.exp(bound) if bound * (1 if reached[0][0] > high else -1) > 0 else None
+    # Between the values of the points the log of the ratio is linear, so that the trapezoid rule is exact.
+    levels = sorted({low, high, *(value for values in reached for value in values if low < value < high)})
+    logs = [_log_ratio(a, b, level) for level in levels]
+    if low == high:
+        return math.exp(logs[0])
+    areas = ((x + y) / 2 * (end - start) for (x, y), (start, end) in zip(pairwise(logs), pairwise(levels), strict=True))
+    return math.exp(math.fsum(areas) / (high - low))
+
+
+def _log_ratio(
+    a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]], level: float
+) -> float:
+    cost_a, cost_b = cost_to_reach(*a, level), cost_to_reach(*b, level)
+    assert cost_a is not None and cost_b is not None  # no level lies above either front
+    return math.log(cost_b) - math.log(cost_a)
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

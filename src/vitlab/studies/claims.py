@@ -94,9 +94,9 @@ class ClaimsReport:
         parts = [
             f"# {_TITLE}",
             "",
-            "Made by `vitlab study report claims` from [records](records/README.md) alone. A claim holds here if the",
-            "95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies elsewhere,",
-            "and is inconclusive at this scale otherwise. Intervals are of Student's t, paired over seeds where two",
+            "Made by `vitlab study report claims --records docs/results/records` from [records](records/README.md) alone. A claim",
+            "holds here if the 95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies",
+            "elsewhere, and is inconclusive at this scale otherwise. Intervals are of Student's t, paired over seeds where two",
             "conditions are compared; each is of 95 % by itself, so that of many claims one or two may be decided by chance.",
             "",
             f"{self.measured()}.",
@@ -110,8 +110,8 @@ class ClaimsReport:
             "## Records",
             "",
             *markdown_table(
-                ("claim", "study", "records"),
-                [(row.found.claim.name, row.study, ", ".join(row.found.records) or "none yet") for row in self.rows],
+                ("the paper says", "study", "records"),
+                [(row.found.claim.says, row.study, ", ".join(row.found.records) or "none yet") for row in self.rows],
             ),
             "",
         ]
@@ -185,11 +185,15 @@ def _rows(name: str, records: Mapping[str, CellRecord], asked: str | None) -> li
 
 
 def _row(name: str, claim: str, outcomes: Mapping[str, Outcome]) -> ClaimRow | None:
-    """The largest scale with enough seeds to tell; else the largest at which anything is known. None where none tests it."""
+    """The largest scale with enough seeds to tell; else the largest at which anything is known. None where none tests it.
+
+    Where a smaller one has the same runs, that one: its command asks for no others.
+    """
     found = {scale: one for scale, outcome in outcomes.items() for one in outcome.claims if one.claim.name == claim}
     if not found:
         return None
     known = sorted(found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS))  # of equals, the largest is last
     scale = known[-1] if found[known[-1]].seeds else known[0]
+    scale = next(one for one in found if found[one].records == found[scale].records)  # by no more runs than it rests on
     larger = list(found)[list(found).index(scale) + 1 :]
     return ClaimRow(name, scale, found[scale], tuple(one for one in larger if found[one].is_begun))

@@ -21,7 +21,6 @@ NOT_YET = "not measured yet"
 ClaimVerdict = Verdict | Literal["not measured yet"]
 HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "inconclusive at this scale"
 LEAST_SEEDS = 3  # below, chance is not bounded by anything
-_FAR = 1e12  # beyond any number that a test could have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +33,16 @@ class Measured:
 
     def number(self, measure: str) -> float | None:
         """A number of the last stage; flops and seconds are those of all stages."""
-        stages = (*self.before, self.record)
-        if measure == "flops":
-            return sum(one.flops for one in stages)
-        if measure == "seconds":
-            return sum(map(_seconds, stages))
-        return self.record.numbers.get(measure)
+        stages, numbers = (*self.before, self.record), self.record.numbers
+        match measure:
+            case "flops":
+                return sum(one.flops for one in stages)
+            case "seconds":
+                return sum(map(_seconds, stages))
+            case "macs_per_second" if "images_per_second" in numbers:
+                return numbers["macs"] * numbers["images_per_second"]
+            case _:
+                return numbers.get(measure)
 
 
 def _seconds(record: CellRecord) -> float:
@@ -169,7 +172,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     if not by_seed:
         return TestOutcome(test, {}, None, UNKNOWN, _no_number(test, scale, conditions))
     found = _estimate(test, list(by_seed.values()))
-    low, high = (-_FAR if test.above is None else test.above), (_FAR if test.below is None else test.below)
+    low, high = (-math.inf if test.above is None else test.above), (math.inf if test.below is None else test.below)
     judged = verdict(found, low, high, least=LEAST_SEEDS)
     used = [one for seed in by_seed for side in (a, b) for one in _chosen(conditions, scale, seed, side)]
     records = tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record)))
@@ -182,7 +185,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
 def _no_number(test: Test, scale: Scale, conditions: Sequence[Condition]) -> str:
     sides = [_chosen(conditions, scale, seed, side) for seed in scale.seeds for side in (test.a, test.b)]
     if test.statistic == "cost-ratio" and all(sides):
-        return f"there is no {spoken(test.measure or scale.measure)} that both reach"
+        return f"no {spoken(test.measure or scale.measure)} can be compared: one side has more, for more {spoken(test.cost)}"
     measured = [one for side in sides for one in side]
     return lacks_measure(measured[0].record, test.measure or scale.measure) or NOT_YET if measured else NOT_YET
 
@@ -302,6 +305,8 @@ def _with_best(selection: Selection, measure: str, scale: Scale, conditions: Seq
 def _is_at(value: AxisValue, label: str, axis: Sequence[AxisValue]) -> bool:
     if label in ENDS:
         return value.label == axis[0 if label == ENDS[0] else -1].label
+    if any(other.label == label for other in axis):  # also a line of others, perhaps
+        return value.label == label
     return label in value.names
 
 

@@ -7,12 +7,14 @@ from vitlab.evaluation.fits import Estimate
 
 _LOWER_IS_BETTER = ("loss", "milliseconds", "seconds", "ece")
 _PLAIN = 1e7  # below, thousands are read more easily than powers of ten
+_TIMED = ("images_per_second", "macs_per_second", "milliseconds_per_image", "largest_batch")
 _SPOKEN = {
     "top1": "test accuracy",
     "few_shot_5": "5-shot accuracy",
     "knn": "20-NN accuracy",
     "margin": "student over teacher",
     "macs": "multiply-adds",
+    "macs_per_second": "multiply-adds per second",
     "flops": "FLOPs",
 }
 
@@ -43,7 +45,7 @@ def shown(found: Estimate, measure: str) -> str:
 
 def counted(measure: str) -> str:
     """What an estimate is a mean of: a seed changes nothing about a speed, which is measured anew."""
-    return "measurement" if measure in ("images_per_second", "milliseconds_per_image", "largest_batch") else "seed"
+    return "measurement" if measure in _TIMED else "seed"
 
 
 def written(found: Estimate, *, share: bool, signed: bool = False, times: str = "seed") -> str:

@@ -203,15 +203,21 @@ def test_cost_ratio_of_two_exact_curves_is_their_factor() -> None:
     assert cost_ratio(line_a, line_b) == pytest.approx(4)
 
 
-def test_cost_ratio_is_a_geometric_mean_over_even_levels() -> None:
+def test_cost_ratio_is_a_geometric_mean_over_all_values() -> None:
     a, b = ([1.0, 1.0001], [0.0, 1.0]), ([1.0, 16.0], [0.0, 1.0])  # from 1 to 16 times the cost
     assert cost_ratio(a, b) == pytest.approx(4, rel=1e-3)
+    a, b = ([1.0, 2.0, 8.0, 9.0], [0.0, 0.1, 0.7, 1.2]), ([1.0, 3.0, 100.0], [-0.2, 0.31, 0.9])
+    levels = np.linspace(0.0, 0.9, 100_001)
+    ratios = [math.log(cost_to_reach(*b, at) or 0) - math.log(cost_to_reach(*a, at) or 0) for at in levels[::50]]
+    assert cost_ratio(a, b) == pytest.approx(math.exp(np.trapezoid(ratios, levels[::50]) / 0.9), rel=1e-6)
 
 
 def test_cost_ratio_of_fronts_that_share_one_value_or_none() -> None:
     low, high = ([1.0, 2.0], [0.1, 0.2]), ([8.0, 9.0], [0.2, 0.4])
     assert cost_ratio(low, high) == pytest.approx(4)
-    assert cost_ratio(low, ([8.0, 9.0], [0.3, 0.4])) is None
+    assert cost_ratio(low, ([8.0, 9.0], [0.3, 0.4])) is None, "more for more"
+    assert cost_ratio(low, ([0.5, 9.0], [0.3, 0.4])) == pytest.approx(1 / 4), "more than the best of the other, which costs 2"
+    assert cost_ratio(([0.5, 9.0], [0.3, 0.4]), low) == pytest.approx(4)
     assert cost_ratio(low, ([], [])) is None
 
 

@@ -155,8 +155,11 @@ def test_cost_ratio_is_that_of_b_to_a(tmp_path: Path) -> None:
 
     found = judged(tmp_path, text, level=alike, flops=threefold)
     assert list(only(found).by_seed.values()) == pytest.approx([3.0] * 3) and found.verdict == HOLDS
-    apart = judged(tmp_path, text, level=lambda cell: 0.9 if cell.labels["kind"] == "A" else 0.1)
-    assert only(apart).sentence == "there is no test accuracy that both reach" and apart.verdict == UNKNOWN
+    better = judged(tmp_path, text, level=lambda cell: 0.9 if cell.labels["kind"] == "A" else 0.1, flops=threefold)
+    assert list(only(better).by_seed.values()) == pytest.approx([3.0] * 3) and better.verdict == HOLDS, "at least so much"
+    for_more = judged(tmp_path, text, level=lambda cell: 0.1 if cell.labels["kind"] == "A" else 0.9, flops=threefold)
+    assert only(for_more).sentence == "no test accuracy can be compared: one side has more, for more FLOPs"
+    assert for_more.verdict == UNKNOWN
     none = judged(tmp_path, text, without=lambda cell: cell.labels["kind"] == "B")
     assert only(none).sentence == "not measured yet"
 
