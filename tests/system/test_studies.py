@@ -229,7 +229,12 @@ def test_failing_cells_are_reported_and_the_others_finished_and_shared(tmp_path:
     assert len(lines) == 2 and "Traceback" not in printed.stdout + printed.stderr
     assert any("photos holds no images" in line for line in lines)
     assert any("nowhere/photos" in line for line in lines)
-    assert done(tmp_path / "out") == {runs[0].key}
+    (record,) = read_cells(tmp_path / "out").values()
+    assert record.key == runs[0].key
+    assert (
+        record.flops == 6 * record.numbers["macs"] * record.numbers["images_seen"]
+        and record.numbers["images_seen"] == 16
+    )
     assert "2 cells have no record yet" in (tmp_path / "out" / "tiny-laptop" / "report.html").read_text()
     other, same = study(tmp_path, well.replace("well", "alone"), "other")
     assert same[0].key == runs[0].key

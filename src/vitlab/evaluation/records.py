@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 
 from vitlab.core import config, fsio
-from vitlab.core.environment import describe_machine, package_version
+from vitlab.core.environment import code_fingerprint, describe_machine, package_version
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.core.reading import read_text
 from vitlab.data.dataset import Dataset
@@ -145,7 +145,13 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
 
 
 def describe_versions() -> dict[str, Any]:
-    return {"vitlab": package_version("vitlab"), "torch": torch.__version__, "python": platform.python_version()}
+    """`code` tells apart what one version number covers, and what runs without being installed."""
+    return {
+        "vitlab": package_version("vitlab"),
+        "code": code_fingerprint(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -21,11 +21,15 @@ from vitlab.studies.outcome import (
     find_outcome,
 )
 from vitlab.studies.study import SCALES, list_study_names, read_study
-from vitlab.studies.study_report import HOW_DRAWN, markdown_table, strip_of, verdict_row
+from vitlab.studies.study_report import HOW_DRAWN, HOW_JUDGED, markdown_table, strip_of, verdict_row
 
 CLAIMS = "claims"
 
 _TITLE = "The paper's claims, measured here"
+_INTERVALS = (
+    "Intervals are of Student's t, paired over seeds where two conditions are compared; each is of 95 % by itself, so that of "
+    "many claims one or two may be decided by chance."
+)
 _HEADER = ("the paper says", "where", "measured here", "scale", "verdict", "command")
 
 
@@ -94,10 +98,8 @@ class ClaimsReport:
         parts = [
             f"# {_TITLE}",
             "",
-            "Made by `vitlab study report claims --records docs/results/records` from [records](records/README.md) alone. A claim",
-            "holds here if the 95 % interval over the seeds lies where the claim says it should, does not hold if all of it lies",
-            "elsewhere, and is inconclusive at this scale otherwise. Intervals are of Student's t, paired over seeds where two",
-            "conditions are compared; each is of 95 % by itself, so that of many claims one or two may be decided by chance.",
+            "Made by `vitlab study report claims --records docs/results/records` from [records](records/README.md) alone.",
+            f"{HOW_JUDGED} Otherwise it is inconclusive at this scale. {_INTERVALS}",
             "",
             f"{self.measured()}.",
             "",
@@ -106,6 +108,13 @@ class ClaimsReport:
             HOW_DRAWN,
             "",
             *markdown_table(_HEADER, [(*row.cells()[:-1], f"`{row.command}`") for row in self.rows]),
+            "",
+            "## What was trained",
+            "",
+            *markdown_table(
+                ("study", "scale", "grid"),
+                [(rows[0].study, rows[0].scale, about) for _, _, about, rows in self._by_study()],
+            ),
             "",
             "## Records",
             "",
@@ -127,25 +136,27 @@ class ClaimsReport:
                     for row in rows
                 ],
             )
-            for title, _, rows in self._by_study()
+            for title, _, _, rows in self._by_study()
         ]
         return draw_forest(self.measured(), groups)
 
     def page(self) -> str:
         sections = [
-            Verdicts(title, question, [verdict_row(row.found, row.command, row.begun()) for row in rows])
-            for title, question, rows in self._by_study()
+            Verdicts(title, f"{question} {about}", [verdict_row(row.found, row.command, row.begun()) for row in rows])
+            for title, question, about, rows in self._by_study()
         ]
-        return render(Report(_TITLE, self.measured(), HOW_DRAWN, [], sections, "from records alone"))
+        how = f"{HOW_JUDGED} {_INTERVALS} {HOW_DRAWN}"
+        return render(Report(_TITLE, self.measured(), how, [], sections, "from records alone"))
 
-    def _by_study(self) -> list[tuple[str, str, list[ClaimRow]]]:
-        """The title and the question of a study at one scale, with its claims."""
+    def _by_study(self) -> list[tuple[str, str, str, list[ClaimRow]]]:
+        """The title, the question and the grid of a study at one scale, with its claims."""
         groups: dict[tuple[str, str], list[ClaimRow]] = {}
         for row in self.rows:
             groups.setdefault((row.study, row.scale), []).append(row)
         studies = {name: read_study(name) for name, _ in groups}
         return [
-            (f"{studies[name].title} ({scale})", studies[name].question, rows) for (name, scale), rows in groups.items()
+            (f"{studies[name].title} ({scale})", studies[name].question, studies[name].at(scale).about, rows)
+            for (name, scale), rows in groups.items()
         ]
 
 
@@ -193,7 +204,7 @@ def _row(name: str, claim: str, outcomes: Mapping[str, Outcome]) -> ClaimRow | N
     if not found:
         return None
     known = sorted(found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS))  # of equals, the largest is last
-    scale = known[-1] if found[known[-1]].seeds else known[0]
-    scale = next(one for one in found if found[one].records == found[scale].records)  # by no more runs than it rests on
-    larger = list(found)[list(found).index(scale) + 1 :]
+    best = known[-1] if found[known[-1]].seeds else known[0]
+    larger = list(found)[list(found).index(best) + 1 :]
+    scale = next(one for one in found if found[one].records == found[best].records)  # the fewest runs that it rests on
     return ClaimRow(name, scale, found[scale], tuple(one for one in larger if found[one].is_begun))

@@ -14,7 +14,7 @@ from typing import Literal
 from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, Combination, list_cells
-from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test
+from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test, named_values
 from vitlab.studies.units import counted, goodness, is_share, spoken, written
 
 NOT_YET = "not measured yet"
@@ -162,7 +162,7 @@ def _judge(claim: Claim, scale: Scale, conditions: Sequence[Condition]) -> Claim
 
 def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutcome:
     measure = test.measure or scale.measure
-    a, b = (_with_best(side, measure, scale, conditions) for side in (test.a, test.b))
+    a, b = (_resolved(side, measure, scale, conditions) for side in (test.a, test.b))
     test = dataclasses.replace(test, a=a, b=b)
     by_seed: dict[int, float] = {}
     for seed in scale.seeds:
@@ -179,7 +179,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     in_points = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
     number = written(found, share=in_points, signed=signed, times=counted(measure))
-    return TestOutcome(test, by_seed, found, judged, _in_words(test, measure), number, in_points, records)
+    return TestOutcome(test, by_seed, found, judged, _in_words(test, measure, scale), number, in_points, records)
 
 
 def _no_number(test: Test, scale: Scale, conditions: Sequence[Condition]) -> str:
@@ -267,12 +267,9 @@ def _compared(
 
 
 def _selected(conditions: Sequence[Condition], scale: Scale, selection: Selection) -> list[Condition]:
-    """Those that have the labels of a selection; `first` and `last` are the ends of an axis."""
-    return [
-        condition
-        for condition in conditions
-        if all(_is_at(condition.values[axis], label, scale.axes[axis]) for axis, label in selection.items())
-    ]
+    """Those that have the labels of a selection."""
+    named = {axis: named_values(scale.axes[axis], label) for axis, label in selection.items()}
+    return [one for one in conditions if all(one.values[axis] in values for axis, values in named.items())]
 
 
 def _chosen(conditions: Sequence[Condition], scale: Scale, seed: int, selection: Selection) -> list[Measured]:
@@ -287,8 +284,10 @@ def _is_complete(conditions: Sequence[Condition], scale: Scale, seed: int, selec
     return selected != [] and all(seed in condition.numbers(measure) for condition in selected)
 
 
-def _with_best(selection: Selection, measure: str, scale: Scale, conditions: Sequence[Condition]) -> Selection:
-    """A selection with the label that `best` stands for: each side of a comparison may have its own learning rate."""
+def _resolved(selection: Selection, measure: str, scale: Scale, conditions: Sequence[Condition]) -> Selection:
+    """A selection with the labels that `first`, `last` and `best` stand for: each side may have its own learning rate."""
+    ends = [axis for axis, label in selection.items() if label in ENDS]
+    selection = {**selection, **{axis: named_values(scale.axes[axis], selection[axis])[0].label for axis in ends}}
     for axis in [axis for axis, label in selection.items() if label == BEST]:
         others = {other: label for other, label in selection.items() if other != axis}
         seeds = [seed for seed in scale.seeds if _is_complete(conditions, scale, seed, others, measure)]
@@ -302,18 +301,10 @@ def _with_best(selection: Selection, measure: str, scale: Scale, conditions: Seq
     return selection
 
 
-def _is_at(value: AxisValue, label: str, axis: Sequence[AxisValue]) -> bool:
-    if label in ENDS:
-        return value.label == axis[0 if label == ENDS[0] else -1].label
-    if any(other.label == label for other in axis):  # also a line of others, perhaps
-        return value.label == label
-    return label in value.names
-
-
-def _in_words(test: Test, measure: str) -> str:
+def _in_words(test: Test, measure: str, scale: Scale) -> str:
     """`test accuracy, 1-D minus none (stem)`: what a and b have in common comes last."""
     both = {axis: label for axis, label in test.a.items() if test.b.get(axis) == label}
-    a, b = (", ".join(_labels({x: y for x, y in side.items() if x not in both})) for side in (test.a, test.b))
+    a, b = (", ".join(_labels({x: y for x, y in side.items() if x not in both}, scale)) for side in (test.a, test.b))
     what = {
         "value": f"{spoken(measure)} of {a or 'all'}",
         "difference": f"{spoken(measure)}, {a} minus {b}",
@@ -324,13 +315,15 @@ def _in_words(test: Test, measure: str) -> str:
         "exponent": f"exponent of {spoken(measure)} over {test.along}{f', {a}' if a else ''}",
         "exponent-difference": f"exponent of {spoken(measure)} over {test.along}, {a} minus {b}",
     }[test.statistic]
-    common = f" ({', '.join(_labels(both))})" if both else ""
+    common = f" ({', '.join(_labels(both, scale))})" if both else ""
     return what + common
 
 
-def _labels(selection: Selection) -> list[str]:
-    """`first` and `last` mean nothing without their axis."""
-    return [f"{label} {axis}" if label in ("first", "last") else label for axis, label in selection.items()]
+def _labels(selection: Selection, scale: Scale) -> list[str]:
+    """Numbers with what they are of, and what has a comma in quotation marks."""
+    numbers = {axis for axis in selection if all(value.x is not None for value in scale.axes[axis])}
+    words = {axis: f"“{label}”" if ", " in label else label for axis, label in selection.items()}
+    return [f"{word} {axis}" if axis in numbers else word for axis, word in words.items()]
 
 
 def count_verdicts(verdicts: Iterable[ClaimVerdict]) -> tuple[str, str]:

@@ -335,11 +335,16 @@ def _require_places(test: Test, values: Sequence[AxisValue], who: str) -> None:
 
 
 def _at(scale: Scale, axis: str, selection: Selection) -> Sequence[AxisValue]:
-    """The values of an axis that a selection names; of `best`, which only the records know, all."""
-    label, values = selection.get(axis, BEST), scale.axes[axis]
+    """The values of an axis that a selection names; all where it names none."""
+    return named_values(scale.axes[axis], selection.get(axis, BEST))
+
+
+def named_values(values: Sequence[AxisValue], label: str) -> Sequence[AxisValue]:
+    """The values of an axis that a label stands for; of `best`, which only the records know, all."""
     if label in ENDS:
         return [values[0 if label == ENDS[0] else -1]]
-    return values if label == BEST else [value for value in values if label in value.names]
+    exact = [value for value in values if value.label == label]  # a label may be a line of others, too
+    return exact or (values if label == BEST else [value for value in values if label in value.lines])
 
 
 def _require_labels(scale: Scale, selection: Selection, who: str, also: Sequence[str] = ()) -> None:

@@ -7,15 +7,22 @@ from vitlab.evaluation.fits import Estimate
 
 _LOWER_IS_BETTER = ("loss", "milliseconds", "seconds", "ece")
 _PLAIN = 1e7  # below, thousands are read more easily than powers of ten
+_SHARES = ("top1", "top5", "knn", "margin", "filter_low_frequency")
 _TIMED = ("images_per_second", "macs_per_second", "milliseconds_per_image", "largest_batch")
 _SPOKEN = {
     "top1": "test accuracy",
+    "teacher_top1": "test accuracy of the teacher",
     "few_shot_5": "5-shot accuracy",
     "knn": "20-NN accuracy",
     "margin": "student over teacher",
     "macs": "multiply-adds",
     "macs_per_second": "multiply-adds per second",
     "flops": "FLOPs",
+    "distance_by_depth": "growth of the attention distance from the first to the last layer",
+    "low_layers_nearest_head": "most local low head's attention distance (uniform attention: 1)",
+    "low_layers_farthest_head": "most global low head's attention distance (uniform attention: 1)",
+    "row_column_excess": "cosine of positions of one row or column above that of others",
+    "filter_low_frequency": "share of the filters' power at low frequencies",
 }
 
 
@@ -30,8 +37,8 @@ def goodness(measure: str, value: float) -> float:
 
 
 def is_share(measure: str) -> bool:
-    """Whether a measure is an accuracy, to be shown in per cent."""
-    return measure.removeprefix("teacher_") in ("top1", "top5", "knn", "margin") or measure.startswith("few_shot_")
+    """Whether a measure is an accuracy or another share, to be shown in per cent."""
+    return measure.removeprefix("teacher_") in _SHARES or measure.startswith("few_shot_")
 
 
 def shown(found: Estimate, measure: str) -> str:
@@ -63,4 +70,6 @@ def written(found: Estimate, *, share: bool, signed: bool = False, times: str = 
     if found.interval is None:
         return f"{text(found.mean)}{unit}, {seeds}"
     low, high = found.interval
+    if low == high:  # a formula has no spread
+        return f"{text(found.mean)}{unit}, {seeds}, all alike"
     return f"{text(found.mean)}{unit} ({text(low)} to {text(high)}), {seeds}"

@@ -216,7 +216,7 @@ def test_cost_ratio_of_fronts_that_share_one_value_or_none() -> None:
     low, high = ([1.0, 2.0], [0.1, 0.2]), ([8.0, 9.0], [0.2, 0.4])
     assert cost_ratio(low, high) == pytest.approx(4)
     assert cost_ratio(low, ([8.0, 9.0], [0.3, 0.4])) is None, "more for more"
-    assert cost_ratio(low, ([0.5, 9.0], [0.3, 0.4])) == pytest.approx(1 / 4), "more than the best of the other, which costs 2"
+    assert cost_ratio(low, ([0.5, 9.0], [0.3, 0.4])) == pytest.approx(1 / 4), "a bound"
     assert cost_ratio(([0.5, 9.0], [0.3, 0.4]), low) == pytest.approx(4)
     assert cost_ratio(low, ([], [])) is None
 

@@ -53,7 +53,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_a_record_knows_model_data_machine_and_moment() -> None:
     record = measured()
     assert (record.model, record.n, record.fingerprint) == ("ViT-mu/16", 6, IMAGES.fingerprint())
-    assert record.versions["torch"] == torch.__version__ and record.versions["vitlab"]
+    assert record.versions["torch"] == torch.__version__ and record.versions["vitlab"] and record.versions["code"]
     assert record.hardware["device"] == "cpu" and record.hardware["threads"] == torch.get_num_threads()
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(record.date)
     assert datetime.timedelta(seconds=-1) < age < datetime.timedelta(minutes=1)

@@ -27,6 +27,13 @@ def test_distances_are_shares_of_uniform_attention() -> None:
     assert alone["distance_by_depth"] == 0.0, "one layer has no slope"
 
 
+def test_low_layers_are_the_lowest_third() -> None:
+    share_LH = np.array([[0.6, 0.9], [0.4, 1.1], [0.1, 1.9], [0.8, 0.8], [0.8, 0.8], [0.8, 0.8]])
+    found = numbers_of({"attention_distance": 10 * share_LH}, (1, 1), 10.0)
+    assert (found["low_layers_nearest_head"], found["low_layers_farthest_head"]) == (0.4, pytest.approx(1.1))
+    assert (found["low_layers_local_heads"], found["low_layers_global_heads"]) == (0.25, 0.5)
+
+
 def test_rows_and_columns_of_a_grid_that_is_not_square() -> None:
     rows, cols = np.divmod(np.arange(6), 3)
     same = (rows[:, None] == rows) | (cols[:, None] == cols)

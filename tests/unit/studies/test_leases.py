@@ -70,6 +70,24 @@ def test_given_back_also_after_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_who_looked_before_another_took_it_does_not_get_it(tmp_path: Path) -> None:
+    class Early(Leases):
+        looked = False
+
+        def _newest(self, key: str) -> Path | None:
+            if not self.looked:  # nobody has it at the first look
+                self.looked = True
+                return None
+            return super()._newest(key)
+
+    with Leases(tmp_path).take(KEY) as lease:
+        assert lease is not None
+        text = lease.path.read_text()
+        with Early(tmp_path).take(KEY) as second:
+            assert second is None
+        assert lease.path.read_text() == text
+
+
 def test_many_at_once_and_one_gets_it(tmp_path: Path) -> None:
     got: list[int] = []
     together = threading.Barrier(8)

@@ -111,7 +111,39 @@ def test_value_has_the_interval_over_seeds(tmp_path: Path) -> None:
     assert list(test.by_seed.values()) == pytest.approx([0.5, 0.51, 0.52])
     half = t_quantile(0.975, 2) * 0.01 / 3**0.5
     assert test.found is not None and test.found.interval == pytest.approx((0.51 - half, 0.51 + half))
-    assert test.sentence == "test accuracy of A, 1: 51.00 % (48.52 to 53.48), 3 seeds"
+    assert test.sentence == "test accuracy of A, 1 size: 51.00 % (48.52 to 53.48), 3 seeds"
+
+
+def test_a_label_that_is_also_a_line_of_others_is_the_one_value(tmp_path: Path) -> None:
+    scale = SCALE.replace("A = {}", 'A = { line = "B" }')
+    outcome = judged(tmp_path, 'statistic = "value"\na = { kind = "B" }\nabove = 0.0', scale=scale)
+    assert only(outcome).by_seed[0] == pytest.approx(sum(NUMBERS["B"].values()) / 3)
+
+
+def test_borders_have_the_size_of_the_measure(tmp_path: Path) -> None:
+    def spent(cell: Cell) -> float:
+        return 1e15 * (2 if cell.labels["kind"] == "A" else 1)
+
+    for border, verdict in (("above = 5e14", HOLDS), ("above = 5e15", FAILS), ("below = 5e14", FAILS)):
+        found = judged(tmp_path, f'statistic = "difference"\nmeasure = "flops"\n{AB}\n{border}', flops=spent)
+        assert only(found).by_seed[0] == pytest.approx(1e15) and found.verdict == verdict
+
+
+def test_multiply_adds_a_second_are_those_of_an_image_at_its_rate(tmp_path: Path) -> None:
+    test = only(judged(tmp_path, 'statistic = "value"\nmeasure = "macs_per_second"\nabove = 0.0'))
+    assert (
+        test.by_seed[0] == 2000 * 100
+        and test.sentence == "multiply-adds per second of all: 200,000, 3 measurements, all alike"
+    )
+
+
+def test_ends_and_numbers_are_spoken_with_their_axis(tmp_path: Path) -> None:
+    text = 'statistic = "difference"\na = { size = "last" }\nb = { size = "first" }\nabove = 0.0'
+    assert only(judged(tmp_path, text)).what == "test accuracy, 4 size minus 1 size"
+    comma = SCALE.replace("A = {}", '"A, large" = {}')
+    text = 'statistic = "difference"\na = { kind = "A, large" }\nb = { kind = "B" }\nabove = -1.0'
+    found = judged(tmp_path, text, scale=comma, level=lambda _: 0.5)
+    assert only(found).what == "test accuracy, “A, large” minus B"
 
 
 def test_ratio_of_a_named_measure(tmp_path: Path) -> None:
@@ -156,7 +188,9 @@ def test_cost_ratio_is_that_of_b_to_a(tmp_path: Path) -> None:
     found = judged(tmp_path, text, level=alike, flops=threefold)
     assert list(only(found).by_seed.values()) == pytest.approx([3.0] * 3) and found.verdict == HOLDS
     better = judged(tmp_path, text, level=lambda cell: 0.9 if cell.labels["kind"] == "A" else 0.1, flops=threefold)
-    assert list(only(better).by_seed.values()) == pytest.approx([3.0] * 3) and better.verdict == HOLDS, "at least so much"
+    assert list(only(better).by_seed.values()) == pytest.approx([3.0] * 3) and better.verdict == HOLDS, (
+        "at least so much"
+    )
     for_more = judged(tmp_path, text, level=lambda cell: 0.1 if cell.labels["kind"] == "A" else 0.9, flops=threefold)
     assert only(for_more).sentence == "no test accuracy can be compared: one side has more, for more FLOPs"
     assert for_more.verdict == UNKNOWN
@@ -278,5 +312,5 @@ def test_claim_without_measurements_has_no_verdict(tmp_path: Path) -> None:
 def test_numbers_are_written_with_their_unit(tmp_path: Path) -> None:
     found = only(judged(tmp_path, YES)).found
     assert found is not None
-    assert written(found, share=True, signed=True) == "+15.00 points (+15.00 to +15.00), 3 seeds"
-    assert written(found, share=False) == "0.15 (0.15 to 0.15), 3 seeds"
+    assert written(found, share=True, signed=True) == "+15.00 points, 3 seeds, all alike"
+    assert written(found, share=False) == "0.15, 3 seeds, all alike"

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +17,15 @@ from study_records import HOSTILE, TINY, records_of, tiny_study, write_records, 
 from vitlab.core.errors import FileProblem, UnknownName, UsageError
 from vitlab.report.page import Table, Verdicts
 from vitlab.report.plot import NO_RUNS, Plot
-from vitlab.studies.cell_records import CellRecord
+from vitlab.studies.cell_records import CellRecord, read_cells
 from vitlab.studies.claims import ClaimsReport
-from vitlab.studies.grid import list_cells
+from vitlab.studies.grid import Cell, list_cells, list_runs
 from vitlab.studies.outcome import find_outcome
 from vitlab.studies.printed import printed_plot
+from vitlab.studies.repeat import repeat_commands
 from vitlab.studies.reporting import StudyReport, report_study
 from vitlab.studies.study import Scale, list_study_names, read_study
-from vitlab.studies.study_report import build_page, write_study
+from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, to_markdown, write_study
 
 AGAIN = """
 import sys
@@ -194,7 +196,7 @@ def test_formula_of_attention_stands_beside_its_time() -> None:
     assert [one.y_label for one in plots] == ["milliseconds for an image", "multiply-adds for an image"]
     assert {card.command for card in plots[0].cards} == {"vitlab study run attention-cost"}, "what measures it again"
     table = next(one for one in report.sections if isinstance(one, Table) and one.title == "Every condition")
-    assert table.header[-1] == "milliseconds per image", "no column for training where nothing was trained"
+    assert "FLOPs of training" not in table.header, "no column for training where nothing was trained"
 
 
 # --- vitlab.report_study ----------------------------------------------------------------------------------------------
@@ -284,14 +286,108 @@ def test_a_claim_says_that_a_larger_scale_is_not_finished(tmp_path: Path) -> Non
     assert row["scale"] == "laptop" and row["measured"].endswith("the scale gpu has too few seeds so far")
 
 
-def test_a_card_has_the_command_of_its_run_for_any_folder() -> None:
-    study = read_study("optimiser")
-    key = "0123456789abcdef"
-    command = f"vitlab train cifar10 --out '/tmp/my runs/runs/{key}' --init '/tmp/my runs/runs/{key}'"
-    records = {name: dataclasses.replace(one, command=command) for name, one in records_of(study.at("gpu")).items()}
-    report = build_page(find_outcome(study, study.at("gpu"), records), "vitlab x")
-    (plot, *_) = [one for one in report.sections if isinstance(one, Plot)]
-    assert plot.cards[0].command.split(" ", 3)[3] == f"--out 'runs/{key}' --init 'runs/{key}'"
+def test_a_claim_is_told_at_the_largest_scale_with_three_seeds_and_by_the_fewest_runs(tmp_path: Path) -> None:
+    """More seeds at a smaller scale count no more than three; and who would repeat a claim needs its runs alone."""
+    study = read_study("positions")
+    write_records(tmp_path / "more", records_of(study.at("laptop")))
+    three = {cell.run.key for cell in list_cells(study.at("gpu")) if cell.seed < 3}
+    write_records(tmp_path / "more", {key: one for key, one in records_of(study.at("gpu")).items() if key in three})
+
+    def scale_of(claim: str, folder: str) -> str:
+        rows = report_study("claims", records=tmp_path / folder).to_json()["claims"]
+        return next(row["scale"] for row in rows if row["claim"] == claim)
+
+    assert scale_of("positions-none-worse", "more") == "gpu"
+    speed = read_study("speed")
+    write_records(tmp_path / "shared", records_of(speed.at("gpu"), flops=lambda _: 0.0))
+    assert scale_of("as-fast-as-resnets", "shared") == "gpu", "the paper's grid has the same runs, and more"
+
+
+def test_a_card_has_the_commands_of_its_run_and_of_those_before_for_any_folder() -> None:
+    study = read_study("fine-tuning")
+    scale, folder = study.at("gpu"), "/tmp/my runs/runs"
+    records = {
+        run.key: dataclasses.replace(
+            records_of(scale)[run.key],
+            command=f"vitlab train cifar10 --out '{folder}/{run.key}-2' --recipe r"
+            + (f" --init '{folder}/{run.start.key}' --set 'a=\"b\"'" if run.start else ""),
+        )
+        for run in list_runs([(study, scale)])
+    }
+    plot = next(one for one in build_page(find_outcome(study, scale, records), "x").sections if isinstance(one, Plot))
+    (run,) = [cell.run for cell in list_cells(scale) if cell.seed == 0 and cell.name == "interpolated, 48"]
+    (card,) = [card for card in plot.cards if dict(card.facts)["run"] == run.key]
+    assert run.start is not None
+    assert card.command.splitlines() == [
+        f"vitlab train cifar10 --out runs/{run.start.key} --recipe r",
+        f"vitlab train cifar10 --out runs/{run.key} --recipe r --init runs/{run.start.key} --set 'a=\"b\"'",
+    ]
+
+
+def test_commands_of_the_records_keep_their_options() -> None:
+    """Folders alone change: what is pasted trains the same."""
+    folder = Path(__file__).parents[3] / "docs" / "results" / "records"
+    if not folder.is_dir():
+        pytest.skip("needs docs/results/records of a checkout")
+    records, checked = read_cells(folder), 0
+    for name in list_study_names():
+        study = read_study(name)
+        for condition in find_outcome(study, study.at("gpu"), records).conditions:
+            for one in condition.seeds:
+                stages = (*one.before, one.record)
+                for stage, line in zip(stages, repeat_commands(stages).splitlines(), strict=True):
+                    was, now = (shlex.split(text) for text in (stage.command, line))
+                    assert len(was) == len(now)
+                    changed = [(old, new) for old, new in zip(was, now, strict=True) if old != new]
+                    assert all(new.startswith("runs/") and old.startswith("/") for old, new in changed)
+                    assert not any(word.startswith("/") for word in now), line
+                    checked += 1
+    assert checked > 300
+
+
+@pytest.mark.parametrize(("exponent", "trend"), [(-0.5, True), (0.0, False)])
+def test_power_law_of_an_accuracy_is_that_of_its_error(tmp_path: Path, exponent: float, trend: bool) -> None:
+    study = tiny_study(tmp_path)
+    scale = study.at("laptop")
+    wave = {"1": 1.1, "2": 0.8, "4": 1.1}
+
+    def level(cell: Cell) -> float:
+        noise = 1.0 if trend else wave[cell.labels["size"]]
+        return 1 - 0.5 * noise * (cell.values["size"].x or 0) ** exponent
+
+    outcome = find_outcome(study, scale, records_of(scale, level))
+    (drawing,) = outcome_to_dict(outcome)["drawings"]
+    assert [fit["line"] for fit in drawing["fits"]] == ["A", "B"] and set(drawing["lines"]) == {"A", "B"}
+    assert drawing["fits"][0]["of"] == "error" and drawing["fits"][0]["exponent"] == pytest.approx(exponent, abs=1e-9)
+    plot = next(one for one in build_page(outcome, "x").sections if isinstance(one, Plot))
+    curves = [one for one in plot.series if one.dashed]
+    assert all(bool(one.points) == trend for one in curves), "no curve through points that have no trend"
+    said = f"A: error ∝ x^{exponent:.2f} (" if trend else "A: no trend of the error, x^"
+    assert curves[0].name.startswith(said) and any(line.startswith(said) for line in outcome_lines(outcome))
+    assert f"- {curves[0].name}" in to_markdown(outcome, "x").replace("\\", "")
+
+
+def test_front_is_told_in_words_and_numbers() -> None:
+    study = read_study("compute")
+    scale = study.at("laptop")
+    outcome = find_outcome(study, scale, records_of(scale))
+    front = outcome_to_dict(outcome)["drawings"][0]["front"]
+    assert front and any(line == f"Pareto front over flops: {'; '.join(front)}" for line in outcome_lines(outcome))
+
+
+def test_every_measure_that_is_drawn_or_tested_is_in_the_table() -> None:
+    study = read_study("inside")
+    scale = study.at("laptop")
+    outcome = find_outcome(study, scale, records_of(scale))
+    (table,) = [one for one in build_page(outcome, "x").sections if isinstance(one, Table)]
+    for word in ("growth of the attention", "one row or column", "low frequencies", "most local", "most global"):
+        assert any(word in cell for cell in table.header), word
+    assert set(outcome_to_dict(outcome)["conditions"][0]["also"]) == {
+        "row_column_excess",
+        "filter_low_frequency",
+        "low_layers_nearest_head",
+        "low_layers_farthest_head",
+    }
 
 
 def test_front_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> None:

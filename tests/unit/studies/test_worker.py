@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from vitlab.studies import leases as leases_module
 from vitlab.studies.cell_records import CellRecord, read_cells, write_cell
 from vitlab.studies.cell_run import forget_checkpoints, thinned_curve
 from vitlab.studies.grid import StudyRun, list_runs
-from vitlab.studies.leases import LEASES, Leases
+from vitlab.studies.leases import LEASES, Lease, Leases
 from vitlab.studies.worker import FAILURES, Machine, finished, work
 
 CHAIN = """
@@ -118,6 +119,21 @@ def test_two_workers_share_the_runs(
     for thread in both:
         thread.join()
     assert sorted(key for key, _, _ in executed) == sorted(run.key for run in runs)
+
+
+def test_run_that_another_finished_between_the_look_and_the_lease_is_not_run_again(
+    tmp_path: Path, runs: list[StudyRun], executed: list[tuple[str, str, str]]
+) -> None:
+    last = runs[1]
+
+    class Slow(Leases):
+        def take(self, key: str) -> AbstractContextManager[Lease | None]:
+            if key == last.key:
+                write_cell(tmp_path, record_of(last, measured(last, 0.5)))
+            return super().take(key)
+
+    assert work(tmp_path, runs, Slow(tmp_path / LEASES), Machine("cpu", threads=1)) == {}
+    assert sorted(key for key, _, _ in executed) == sorted(run.key for run in runs if run is not last)
 
 
 def test_silent_worker_elsewhere_is_followed_in_a_folder_of_its_own_and_its_record_is_dropped(
