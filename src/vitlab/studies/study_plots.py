@@ -80,12 +80,14 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
         fit = _fit(name or measure, points, measure) if drawing.fit else None
         if fit is not None:
             fits.append(fit)
+        if fit is not None and fit.has_trend:
             series.append(_fitted(fit, points, number, share=share))
     shared = _how_shared(outcome) if drawing.x == "seconds" else ""
     front = [] if shared or not drawing.front else _front(series, measure)
     if front:  # of seconds that others took part in, none is the least
         series.append(PlotSeries("Pareto front", front, colour=len(series), dashed=True))
-    about = shared or ("" if drawing.title else outcome.scale.about)
+    flat = "; ".join(fit.sentence for fit in fits if not fit.has_trend)
+    about = " ".join([shared or ("" if drawing.title else outcome.scale.about), f"{flat}." if flat else ""])
     plot = Plot(
         title=drawing.title or outcome.study.paper[:1].upper() + outcome.study.paper[1:],
         caption=f"Each point is the mean over the seeds with its 95 % interval; point at one for its runs. {about}".strip(),
@@ -206,9 +208,9 @@ def _fit(name: str, points: Sequence[PlotPoint], measure: str) -> LineFit | None
 
 
 def _fitted(fit: LineFit, points: Sequence[PlotPoint], colour: int, *, share: bool) -> PlotSeries:
-    """The curve over the range that was measured; its name alone where there is no trend."""
+    """The curve over the range that was measured."""
     start, end = min(point.x for point in points), max(point.x for point in points)
-    steps = [start * (end / start) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)] if fit.has_trend else []
+    steps = [start * (end / start) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
     drawn = [PlotPoint(x, 1 - fit.law.at(x) if share else fit.law.at(x), fit.sentence) for x in steps]
     return PlotSeries(fit.sentence, drawn, colour=colour, dashed=True)
 
