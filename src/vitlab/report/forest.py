@@ -17,7 +17,7 @@ _CAP_PX = 5  # from the middle of a whisker to the end of its cap
 _LABEL_PX, _GAP_PX, _NUMBER_PX = 400, 12, 250  # columns of a drawing of many, and between them
 _PAD_PX = 6  # above and below a row
 _FILE_STYLE = (
-    ".head text{font-weight:600}.zone{fill:#15803d;opacity:.14}.border{stroke:#15803d;stroke-width:1.5}"
+    ".head text,.said text{font-weight:600}.zone{fill:#15803d;opacity:.14}.border{stroke:#15803d;stroke-width:1.5}"
     ".mark{fill:#52606d;stroke:#52606d}.mark.yes{fill:#15803d;stroke:#15803d}.mark.no{fill:#c2410c;stroke:#c2410c}"
     ".mark .seed{stroke:none;opacity:.45}.mark .mean{stroke-width:3}.mark .whisker{fill:none;stroke-width:2}"
 )
@@ -80,9 +80,10 @@ class Strip:
 
 @dataclasses.dataclass(frozen=True)
 class ForestRow:
-    """What was claimed, and for each number what it came to, with its strip where it was measured."""
+    """What was claimed, whether it holds, and for each number what it came to, with its strip where it was measured."""
 
     says: str
+    verdict: str
     numbers: Sequence[tuple[str, Strip | None]]
 
 
@@ -98,12 +99,14 @@ def draw_forest(title: str, groups: Sequence[tuple[str, Sequence[ForestRow]]]) -
             lines = textwrap.wrap(row.says, int(_LABEL_PX / svg.LETTER_PX))
             for number, line in enumerate(lines):
                 parts.append(svg.text(0, y + _PAD_PX + 13 + number * svg.LINE_PX, line))
+            said = svg.text(0, y + _PAD_PX + 13 + len(lines) * svg.LINE_PX, row.verdict)
+            parts.append(f'<g class="said">{said}</g>')
             for number, (text, strip) in enumerate(row.numbers):
                 top = y + _PAD_PX + number * line_px
                 if strip is not None:
                     parts.append(f'<g transform="translate({_LABEL_PX + _GAP_PX} {top})">{strip.parts()}</g>')
                 parts.append(svg.text(_LABEL_PX + strip_px + 2 * _GAP_PX, top + _WHISKER_PX + 4, text))
-            y += max(len(lines) * svg.LINE_PX, len(row.numbers) * line_px) + 2 * _PAD_PX
+            y += max((len(lines) + 1) * svg.LINE_PX, len(row.numbers) * line_px) + 2 * _PAD_PX
             parts.append(f'<path class="grid" d="M0 {y}h{width}"/>')
         y += 2 * _PAD_PX
     start = f'<svg viewBox="0 0 {width} {y}" width="{width}" height="{y}" role="img" aria-label="{svg.escaped(title)}"'

@@ -132,7 +132,11 @@ class ClaimsReport:
             (
                 title,
                 [
-                    ForestRow(row.found.claim.says, [(_number(test), strip_of(test)) for test in row.found.tests])
+                    ForestRow(
+                        row.found.claim.says,
+                        row.verdict,
+                        [(_number(test), strip_of(test)) for test in row.found.tests],
+                    )
                     for row in rows
                 ],
             )

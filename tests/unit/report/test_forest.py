@@ -84,20 +84,24 @@ def test_page_has_a_strip_beside_each_sentence_that_has_a_number() -> None:
 
 
 def test_forest_is_a_file_that_repeats_to_the_byte_and_whose_text_is_escaped() -> None:
-    rows = [ForestRow(text, [("+2.0 (1.0 to 3.0)", strip()), ("not measured yet", None)]) for text in HOSTILE]
+    rows = [
+        ForestRow(text, "holds here", [("+2.0 (1.0 to 3.0)", strip()), ("not measured yet", None)]) for text in HOSTILE
+    ]
     one, two = (draw_forest("2 of 5 hold", [("A study & more", rows)]) for _ in range(2))
     assert one == two
     drawn = one.decode()
     assert len(of_class(drawn, "zone")) == len(HOSTILE) and "<script" not in drawn
     written = ["".join(node.itertext()) for node in ElementTree.fromstring(drawn).iter() if node.tag.endswith("text")]
     assert written.count("not measured yet") == len(HOSTILE) and "A study & more" in written
-    assert set(HOSTILE) <= set(written)
+    assert set(HOSTILE) <= set(written) and written.count("holds here") == len(HOSTILE), "not by colour alone"
 
 
 def test_long_claims_are_broken_into_lines_that_do_not_reach_the_strips() -> None:
-    drawn = draw_forest("t", [("s", [ForestRow("word " * 60, [("1", strip())]), ForestRow("next", [("2", strip())])])])
+    rows = [ForestRow(says, "holds here", [("1", strip())]) for says in ("word " * 60, "next")]
+    drawn = draw_forest("t", [("s", rows)])
     texts = [node for node in ElementTree.fromstring(drawn).iter() if node.tag.endswith("text")]
     lines = [node for node in texts if (node.text or "").startswith("word")]
     (after,) = [node for node in texts if node.text == "next"]
+    verdict = next(node for node in texts if node.text == "holds here")
     assert len(lines) > 3 and max(len(node.text or "") for node in lines) < 61
-    assert float(after.get("y") or 0) > max(float(node.get("y") or 0) for node in lines)
+    assert float(after.get("y") or 0) > float(verdict.get("y") or 0) > max(float(node.get("y") or 0) for node in lines)
