@@ -14,7 +14,8 @@ Point = tuple[float, float]
 Tick = tuple[float, str]  # a value and its label
 
 COLOURS = 8  # in the style sheets; a ninth series has the first again
-FILE_COLOURS = ("#2563eb", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569")
+# Of the style sheet in light; far apart also for colour-blind readers.
+FILE_COLOURS = ("#1438da", "#c42e0a", "#088677", "#7c2b90", "#e84abd", "#2f8ff5", "#a98d08", "#3a353e")
 FILE_SIZE = (640, 360)  # of a drawing as a file, in pixels
 LETTER_PX, LINE_PX = 6.7, 18  # of a letter: the mean width in a sans-serif font, on the large side
 MOST_POINTS = 300  # of a line: as many as a screen can show apart
