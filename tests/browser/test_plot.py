@@ -210,6 +210,27 @@ def test_card_stays_on_the_page_beside_its_point(page_path: Path, opened: Open) 
                 page.keyboard.press("Escape")
 
 
+def test_card_is_inside_a_low_window(page_path: Path, opened: Open) -> None:
+    page = opened(page_path, 1100)
+    page.set_viewport_size({"width": 1100, "height": 480})
+    for number in range(LAST + 1):
+        for end in ("start", "end"):  # the point at the upper edge of the window, and at the lower
+            point(page, "desk", number).evaluate(
+                "(point, block) => point.scrollIntoView({ block, behavior: 'instant' })", end
+            )
+            marker = point(page, "desk", number).locator(".marker").bounding_box()
+            page.mouse.move(marker["x"] + marker["width"] / 2, marker["y"] + marker["height"] / 2)
+            inner = card(page).bounding_box()
+            assert inner["y"] >= 0 and inner["y"] + inner["height"] <= 480
+            page.mouse.move(0, 0)
+
+
+def test_page_says_which_keys_reach_the_points(page_path: Path, opened: Open) -> None:
+    for width, where in WIDTHS:
+        hints = opened(page_path, width).locator(".plot").get_by_text("Tab and the arrow keys")
+        assert [hint.is_visible() for hint in hints.all()] == [where == "desk"] * 2, "a phone has no keys"
+
+
 def test_a_click_does_not_move_what_the_card_shows(page_path: Path, opened: Open) -> None:
     page = opened(page_path)
     point(page, "desk", 8).hover()

@@ -123,11 +123,12 @@ for (const plot of document.querySelectorAll(".plot")) {
     const point = open !== null && visible();
     if (!point || getComputedStyle(card).position === "static") return; // on a phone it stands below the drawing
     const outer = plot.getBoundingClientRect(), [x, y] = middle(point);
-    const width = card.offsetWidth, height = card.offsetHeight, page = root.clientWidth;
+    const { width, height } = card.getBoundingClientRect(), page = root.clientWidth;
     const sides = [x + GAP_PX, x - GAP_PX - width];
     const left = sides.find((side) => side >= outer.left && side + width <= outer.right)
       ?? sides.find((side) => side >= 0 && side + width <= page) ?? Math.max(0, page - width);
-    const top = Math.max(outer.top, Math.min(y - height / 2, outer.bottom - height));
+    const beside = Math.max(outer.top, Math.min(y - height / 2, outer.bottom - height));
+    const top = Math.max(0, Math.min(beside, root.clientHeight - height)); // all of it in the window, also over what stands above
     card.style.left = `${left - outer.left}px`;
     card.style.top = `${top - outer.top}px`;
   };
