@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import itertools
 import math
-import textwrap
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import markupsafe
 
@@ -28,19 +28,28 @@ _MARKERS = (
     "M0-2.6 3.4-6 6-3.4 2.6 0 6 3.4 3.4 6 0 2.6-3.4 6-6 3.4-2.6 0-6-3.4-3.4-6z",  # cross
     "M0-7 1.9-2.6 6.7-2.2 3 1 4.1 5.7 0 3.2-4.1 5.7-3 1-6.7-2.2-1.9-2.6z",  # star
 )
+_SHARED_MARKER = (
+    '<path class="marker hollow ink" d="M-6 0a6 6 0 1 0 12 0a6 6 0 1 0-12 0z"/>'  # a ring in no series' colour
+)
+_SHARED = "on several lines"
 _EMPTY_PX = 96  # height of a plot without points: a sentence needs no more
 _HALO_PX = 11  # radius of the ring round the point whose card is shown
 _SWATCH_PX = 26  # of a line in the legend, seen on both sides of a marker
 _CAP_PX = 4  # from the middle of a whisker to the end of its cap
 _MARGIN = 0.04  # of the axis, between its ends and the outermost points, so that markers stay clear of the edges
 _MOST_LOG_TICKS = 12  # four decades of 1, 2 and 5
+_FEW_PLACES, _LONGEST_NUMBER = 6, 7  # where the axis has ticks where the points are: how many places, how many letters
 _Y_TICKS, _Y_LOG_TICKS = 6, 9  # fewer where steps are even: one reads between them
-_MOST_LINES = 3  # of a name under the axis; longer ones are slanted
-_LONGEST_NAME = 18  # letters of a category under the axis; the card has the whole name
+_MOST_LINES = 5  # of a name under the axis; more would be higher than a slanted one
+_BETWEEN_PX = 2  # names in lines, at least: most letters are narrower than is reckoned with
+_LONGEST_NAME_PX = 135  # of a category that is slanted under the axis; the card has the whole name
 _CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
 _FILE_STYLE = (
     ".solid{stroke:#fff;stroke-width:1.5}.hollow{fill:#fff;stroke-width:2}.whisker{fill:none;stroke-width:1.5}"
+    ".ink{stroke:#1f2933}"
 )
+
+_Key = tuple[float, float, str]  # x, y and the name of a point
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +63,11 @@ class PlotPoint:
     facts: Sequence[tuple[str, str]] = ()  # rows of the card
     curve: Sequence[tuple[float, float]] = ()  # (step, loss) of training, drawn small in the card
     command: str = ""  # in the card, to be copied
+
+    @property
+    def key(self) -> _Key:
+        """What it has in common with itself in another series."""
+        return self.x, self.y, self.name
 
     @property
     def ends(self) -> tuple[float, float] | None:
@@ -72,14 +86,20 @@ class PlotSeries:
     points: Sequence[PlotPoint]
     colour: int = 0
     joined: bool = True  # a line through the points
-    dashed: bool = False  # for fits and the paper's own numbers
+    dashed: bool = False  # for what is computed from the points: fits and fronts
     hollow: bool = False  # for the paper's numbers or single-seed values
+    note: str = ""  # behind the name in the legend
 
     @property
     def is_fit(self) -> bool:
         """Whether this is a dashed line whose points are not runs: drawn without markers."""
         has_runs = any(one.facts or one.curve or one.command or one.interval for one in self.points)
         return self.joined and self.dashed and not self.hollow and not has_runs
+
+    @property
+    def label(self) -> str:
+        """The name with what is noted of it."""
+        return f"{self.name}: {self.note}" if self.note else self.name
 
     @property
     def css(self) -> str:
@@ -118,6 +138,7 @@ class Plot:
     log_x: bool = False
     log_y: bool = False
     percent: bool = False  # y values are shares, shown in per cent
+    percent_unit: str = "%"  # "points" for differences of shares, whose ticks are bare numbers
     categories: Sequence[str] = ()  # x is 0, 1, 2, ...: names instead of numbers on the axis
     wide: bool = False
 
@@ -129,7 +150,17 @@ class Plot:
 
     @property
     def cards(self) -> list[PlotCard]:
-        return [self._card(one, point) for one in self.shown if not one.is_fit for point in one.points]
+        shared = self.shared
+        return [self._card(one, point, shared) for one in self.shown if not one.is_fit for point in one.points]
+
+    @property
+    def shared(self) -> dict[_Key, list[str]]:
+        """The points that several series have, by their keys, with the names of these series."""
+        names: dict[_Key, list[str]] = {}
+        for one in self.shown:
+            for point in () if one.is_fit else one.points:
+                names.setdefault(point.key, []).append(one.name)
+        return {key: those for key, those in names.items() if len(those) > 1}
 
     @property
     def summary(self) -> str:
@@ -141,7 +172,7 @@ class Plot:
         """The point's value with its interval, such as 45.2 % (44.0 to 46.1)."""
         ends = point.ends
         between = f" ({self._number(ends[0])} to {self._number(ends[1])})" if ends else ""
-        return self._number(point.y) + (" %" if self.percent else "") + between
+        return self._number(point.y) + (f" {self.percent_unit}" if self.percent else "") + between
 
     def draw(self, width: int, height: int) -> str:
         """The plot as an SVG element for a page, whose points can be focused."""
@@ -172,14 +203,15 @@ class Plot:
     def _summary(self, one: PlotSeries) -> str:
         (first, *_), last = one.points, one.points[-1]
         ends = [f"{self.value(point)} at {self._x_text(point.x)}" for point in (first, last)]
-        return f"{one.name} is {ends[0]}" if len(one.points) == 1 else f"{one.name} goes from {ends[0]} to {ends[1]}"
+        return f"{one.label} is {ends[0]}" if len(one.points) == 1 else f"{one.label} goes from {ends[0]} to {ends[1]}"
 
-    def _card(self, one: PlotSeries, point: PlotPoint) -> PlotCard:
+    def _card(self, one: PlotSeries, point: PlotPoint, shared: Mapping[_Key, list[str]]) -> PlotCard:
         curve, note = _small_curve(point.curve, one.css)
-        marker = f'<svg viewBox="-8 -8 16 16" width="16" height="16" aria-hidden="true">{_marker(one)}</svg>'
+        drawn = _SHARED_MARKER if point.key in shared else _marker(one)
+        marker = f'<svg viewBox="-8 -8 16 16" width="16" height="16" aria-hidden="true">{drawn}</svg>'
         return PlotCard(
             point.name,
-            one.name,
+            ", ".join(shared.get(point.key, [one.name])),
             markupsafe.Markup(marker),
             self.value(point),
             point.facts,
@@ -202,23 +234,26 @@ def _draw(plot: Plot, size: tuple[int, int], on_page: bool) -> str:
             f'<path class="axis" fill="none" stroke-dasharray="2 4" d="M1 1h{width - 2}v{height - 2}h-{width - 2}z"/>'
         )
         return f'{start} role="img">{edge}{middle}</svg>'
-    legend, legend_px = svg.draw_legend(
-        [(one.name, functools.partial(_swatch, one)) for one in shown], width, _SWATCH_PX
-    )
+    shared = plot.shared
+    named: list[tuple[str, Callable[[float, int], str]]]
+    named = [(one.label, functools.partial(_swatch, one)) for one in shown]
+    if shared:
+        named.append((_SHARED, lambda x, y: _at(x + _SWATCH_PX / 2, y, _SHARED_MARKER)))
+    legend, legend_px = svg.draw_legend(named, width, _SWATCH_PX, alone=any(one.note for one in shown))
     ranges = _x_range(plot, shown), _y_range(plot, shown)
     y_ticks = _y_ticks(plot, ranges[1])
     frame = svg.frame_within(size, legend_px, y_ticks, ranges)
     names = _wrapped(plot.categories, frame.width)
     slanted = not names and bool(plot.categories)
     if slanted:
-        names = [svg.shortened(name, svg.LETTER_PX * _LONGEST_NAME) for name in plot.categories]
+        names = [svg.shortened(name, _LONGEST_NAME_PX) for name in plot.categories]
     more_px = svg.slanted_px(names) if slanted else svg.LINE_PX * max((name.count("\n") for name in names), default=0)
     frame = svg.frame_within(size, legend_px, y_ticks, ranges, svg.BELOW_PX + more_px)
     ticks = _x_ticks(plot, frame, names, width, slanted), y_ticks
     axes = svg.draw_axes(frame, size, legend_px, ticks, (plot.x_label, plot.y_label), slanted)
-    behind = [part for one in shown for part in (_line(plot, one, frame), *_whiskers(plot, one, frame))]
+    behind = [part for one in shown for part in (_line(plot, one, frame), *_whiskers(plot, one, frame, shared))]
     numbers = itertools.count()  # of the cards
-    points = [_points(plot, one, frame, numbers if on_page else None) for one in shown if not one.is_fit]
+    points = [_points(plot, one, frame, shared, numbers if on_page else None) for one in shown if not one.is_fit]
     # Screen readers read the summary and then the points; ticks and legend between them would only be in the way.
     hidden, role = (' aria-hidden="true"', "group") if on_page else ("", "img")
     return f'{start} role="{role}"><g{hidden}>{legend}{axes}{"".join(behind)}</g>{"".join(points)}</svg>'
@@ -245,10 +280,20 @@ def _with_margin(values: Sequence[float]) -> Point:
 
 def _wrapped(names: Sequence[str], width_px: float) -> list[str]:
     """Names in lines that fit beside each other; empty where they do not, or would be too high."""
-    most = int(width_px / max(len(names), 1) / svg.LETTER_PX) - 1
-    lines = [textwrap.wrap(name, max(most, 1), break_long_words=False) or [""] for name in names]
+    most = int((width_px / max(len(names), 1) - _BETWEEN_PX) / svg.LETTER_PX)
+    lines = [_name_lines(name, most) for name in names]
     fit = all(len(one) <= _MOST_LINES and max(map(len, one)) <= most for one in lines)
     return ["\n".join(one) for one in lines] if fit else []
+
+
+def _name_lines(name: str, most: int) -> list[str]:
+    """A name in lines of at most so many letters, where its words and hyphens allow that."""
+    lines = [""]
+    for part in re.findall(r"\S+?(?:-|\s+|$)", name):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > most:
+            lines.append("")
+        lines[-1] += part
+    return [line.rstrip() for line in lines]
 
 
 def _x_ticks(plot: Plot, frame: Frame, names: Sequence[str], width: int, slanted: bool) -> list[Tick]:
@@ -256,13 +301,26 @@ def _x_ticks(plot: Plot, frame: Frame, names: Sequence[str], width: int, slanted
         return [
             (k, svg.shortened(name, svg.slanted_room_px(frame, k)) if slanted else name) for k, name in enumerate(names)
         ]
+    choices = [*_places_as_ticks(plot), *_round_x_ticks(plot, frame, width)]
+    return next((ticks for ticks in choices if svg.are_apart(ticks, frame, width)), choices[-1][:1])
+
+
+def _places_as_ticks(plot: Plot) -> list[list[Tick]]:
+    """Ticks where the points are, if these are few places with short numbers."""
+    places = sorted({point.x for one in plot.shown if not one.is_fit for point in one.points})
+    texts = svg.exact_texts(places)
+    if len(places) > _FEW_PLACES or max(map(len, texts), default=0) > _LONGEST_NUMBER:
+        return []
+    return [[(plot.place(x, 1)[0], label) for x, label in zip(places, texts, strict=True)]]
+
+
+def _round_x_ticks(plot: Plot, frame: Frame, width: int) -> list[list[Tick]]:
+    """Ticks at round numbers: as many as are wanted, and ever fewer."""
     if plot.log_x:
-        low, high = _powers(frame.x_range)
-        longest = max(map(len, svg.short_texts(svg.log_ticks(low, high, _MOST_LOG_TICKS))))
-        fit = int(frame.width / (svg.LETTER_PX * (longest + 1)))  # with a letter's width between them
-        values = svg.log_ticks(low, high, most=min(_MOST_LOG_TICKS, fit))
-        return list(zip(map(math.log10, values), svg.short_texts(values), strict=True))
-    return [(value, svg.tick_text(value)) for value in svg.round_ticks(*frame.x_range, most=svg.tick_count(width))]
+        ranges = [svg.log_ticks(*_powers(frame.x_range), most) for most in range(_MOST_LOG_TICKS, 1, -1)]
+        return [list(zip(map(math.log10, values), svg.short_texts(values), strict=True)) for values in ranges]
+    ranges = [svg.round_ticks(*frame.x_range, most) for most in range(svg.tick_count(width), 1, -1)]
+    return [[(value, svg.tick_text(value)) for value in values] for values in ranges]
 
 
 def _y_ticks(plot: Plot, y_range: Point) -> list[Tick]:
@@ -274,7 +332,8 @@ def _y_ticks(plot: Plot, y_range: Point) -> list[Tick]:
 
 
 def _y_texts(plot: Plot, values: Sequence[float]) -> list[str]:
-    return [f"{100 * value:.4g} %" for value in values] if plot.percent else svg.short_texts(values)
+    unit = " %" if plot.percent_unit == "%" else ""
+    return [f"{100 * value:.4g}{unit}" for value in values] if plot.percent else svg.short_texts(values)
 
 
 def _powers(log_range: Point) -> Point:
@@ -288,7 +347,7 @@ def _line(plot: Plot, one: PlotSeries, frame: Frame) -> str:
     return f'<path class="{"dashed" if one.dashed else "line"} c{one.css}" d="{line}"/>'
 
 
-def _whiskers(plot: Plot, one: PlotSeries, frame: Frame) -> list[str]:
+def _whiskers(plot: Plot, one: PlotSeries, frame: Frame, shared: Collection[_Key]) -> list[str]:
     drawn: list[str] = []
     for point in one.points:
         low, high = point.ends or (math.nan, math.nan)
@@ -300,11 +359,18 @@ def _whiskers(plot: Plot, one: PlotSeries, frame: Frame) -> list[str]:
         bottom = frame.at(plot.place(point.x, low))[1] if ends_inside else frame.bottom
         caps = [f"M{svg.px(x - _CAP_PX)} {svg.px(y)}h{2 * _CAP_PX}" for y in (top, bottom)[: 1 + ends_inside]]
         path = f"M{svg.px(x)} {svg.px(top)}V{svg.px(bottom)}{''.join(caps)}"
-        drawn.append(f'<path class="whisker c{one.css}" d="{path}"/>')
+        colour = "ink" if point.key in shared else f"c{one.css}"
+        drawn.append(f'<path class="whisker {colour}" d="{path}"/>')
     return drawn
 
 
-def _points(plot: Plot, one: PlotSeries, frame: Frame, numbers: "itertools.count[int] | None") -> str:
+def _points(
+    plot: Plot,
+    one: PlotSeries,
+    frame: Frame,
+    shared: Collection[_Key],
+    numbers: "itertools.count[int] | None",
+) -> str:
     """The markers of a series.
 
     With numbers for their cards they can be focused: the first by the tab key, the others from there by arrow keys.
@@ -313,12 +379,13 @@ def _points(plot: Plot, one: PlotSeries, frame: Frame, numbers: "itertools.count
     for k, point in enumerate(one.points):
         x, y = frame.at(plot.place(point.x, point.y))
         at, name = f'transform="translate({svg.px(x)} {svg.px(y)})"', svg.escaped(f"{point.name}: {plot.value(point)}")
+        marker = _SHARED_MARKER if point.key in shared else _marker(one)
         if numbers is None:
-            drawn.append(f"<g {at}><title>{name}</title>{_marker(one)}</g>")
+            drawn.append(f"<g {at}><title>{name}</title>{marker}</g>")
         else:
             attributes = f'data-card="{next(numbers)}" role="button" tabindex="{-1 if k else 0}" aria-label="{name}"'
             halo = f'<circle class="halo" r="{_HALO_PX}"/>'
-            drawn.append(f'<g class="point" {at} {attributes}>{halo}{_marker(one)}</g>')
+            drawn.append(f'<g class="point" {at} {attributes}>{halo}{marker}</g>')
     name = "" if numbers is None else f' class="series" role="group" aria-label="{svg.escaped(one.name)}"'
     return f"<g{name}>{''.join(drawn)}</g>"
 
@@ -330,8 +397,11 @@ def _marker(one: PlotSeries) -> str:
 
 def _swatch(one: PlotSeries, x: float, y: int) -> str:
     line = f'<path class="{"dashed" if one.dashed else "line"} c{one.css}" d="M{svg.px(x)} {y}h{_SWATCH_PX}"/>'
-    at = f'transform="translate({svg.px(x + _SWATCH_PX / 2)} {y})"'
-    return (line if one.joined else "") + ("" if one.is_fit else f"<g {at}>{_marker(one)}</g>")
+    return (line if one.joined else "") + ("" if one.is_fit else _at(x + _SWATCH_PX / 2, y, _marker(one)))
+
+
+def _at(x: float, y: float, marker: str) -> str:
+    return f'<g transform="translate({svg.px(x)} {svg.px(y)})">{marker}</g>'
 
 
 def _small_curve(curve: Sequence[Point], css: str) -> tuple[str, str]:

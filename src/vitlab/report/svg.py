@@ -6,7 +6,9 @@ with fixed colours, since few programs outside browsers know variables.
 """
 
 import dataclasses
+import itertools
 import math
+import string
 from collections.abc import Callable, Sequence
 from html import escape
 
@@ -17,13 +19,19 @@ COLOURS = 8  # in the style sheets; a ninth series has the first again
 # Of the style sheet in light; far apart also for colour-blind readers.
 FILE_COLOURS = ("#1438da", "#c42e0a", "#088677", "#7c2b90", "#e84abd", "#2f8ff5", "#a98d08", "#3a353e")
 FILE_SIZE = (640, 360)  # of a drawing as a file, in pixels
-LETTER_PX, LINE_PX = 6.7, 18  # of a letter: the mean width in a sans-serif font, on the large side
+LETTER_PX, LINE_PX = 6.7, 18  # of a letter: the mean width in a sans-serif font; and from line to line
+_WIDTHS_PX = (
+    ("fijlrtI.,:;'|()[]/- ", 4.4),
+    (string.ascii_uppercase, 8.8),
+    ("mw%@…—∝", 11.5),
+)  # of letters that differ from most
+_OTHER_PX = 7.5
 MOST_POINTS = 300  # of a line: as many as a screen can show apart
 SWATCH_LINE_PX = 16  # of a line in the legend, unless markers hide most of it
 BELOW_PX = 2 * LINE_PX + 4  # under the axis: its numbers, and what it counts
 _SWATCH_GAP_PX, _LEGEND_GAP_PX = 6, 14  # before a name, and after it
 _TICKS_WIDE, _TICKS_NARROW, _NARROW_PX = 7, 4, 420  # phones have drawings narrower than the last
-_FLAT, _ROOM = 0.7, 0.05  # share of its greatest value that a curve keeps all along; what is left free above it
+_FLAT, _ROOM = 0.7, 0.07  # share of its greatest value that a curve keeps all along; what is left free at its ends
 _SLANT_DEGREES = 35  # of long names under an axis: flat enough to read
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _FILE_STYLE = (
@@ -55,9 +63,12 @@ class Frame:
         return self.top + self.height
 
     def at(self, point: Point) -> Point:
-        (x0, x1), (y0, y1) = self.x_range, self.y_range
-        across, up = (point[0] - x0) / (x1 - x0), (point[1] - y0) / (y1 - y0)
-        return self.left + self.width * across, self.top + self.height * (1 - up)
+        y0, y1 = self.y_range
+        return self.across(point[0]), self.top + self.height * (1 - (point[1] - y0) / (y1 - y0))
+
+    def across(self, x: float) -> float:
+        x0, x1 = self.x_range
+        return self.left + self.width * (x - x0) / (x1 - x0)
 
 
 def frame_within(
@@ -93,43 +104,58 @@ def draw_axes(
         parts.append(text(frame.left - 6, y + 4, label, anchor="end", soft=True))
     bottom = frame.bottom
     for tick, label in x_ticks:
-        x = frame.at((tick, frame.y_range[0]))[0]
+        x = frame.across(tick)
         parts.append(f'<path class="axis" d="M{px(x)} {px(bottom)}v4"/>')
         if slanted:
             turn = f"translate({px(x + 4)} {px(bottom + LINE_PX - 2)}) rotate(-{_SLANT_DEGREES})"
             parts.append(f'<g transform="{turn}">{text(0, 0, label, anchor="end", soft=True)}</g>')
         else:
-            anchor = "end" if x > width - 30 else "middle"
             for line, words in enumerate(label.split("\n"), 1):
-                parts.append(text(min(x, width - 2), bottom + LINE_PX * line, words, anchor=anchor, soft=True))
+                middle = _label_place(x, words, width)
+                parts.append(text(middle, bottom + LINE_PX * line, words, anchor="middle", soft=True))
     parts.append(f'<path class="axis" d="M{px(frame.left)} {px(bottom)}h{px(frame.width)}"/>')
     parts.append(text(frame.left + frame.width / 2, size[1] - 4, labels[0], anchor="middle", soft=True))
     return "".join(parts)
 
 
+def are_apart(ticks: Sequence[Tick], frame: Frame, width: int) -> bool:
+    """Whether the labels under the axis, by rising place, have a letter's width between them."""
+    places = [(_label_place(frame.across(tick), label, width), text_px(label)) for tick, label in ticks]
+    return all(a + (a_px + b_px) / 2 + LETTER_PX <= b for (a, a_px), (b, b_px) in itertools.pairwise(places))
+
+
+def _label_place(x: float, label: str, width: int) -> float:
+    """The middle of a label under the axis: at its tick, unless it would leave the drawing there."""
+    half = text_px(label) / 2
+    return max(half, min(x, width - half))
+
+
 def slanted_px(names: Sequence[str]) -> float:
     """The height that the longest of slanted names takes."""
-    return LETTER_PX * max(map(len, names), default=0) * math.sin(math.radians(_SLANT_DEGREES))
+    return max(map(text_px, names), default=0) * math.sin(math.radians(_SLANT_DEGREES))
 
 
 def slanted_room_px(frame: Frame, tick: float) -> float:
     """The longest that a slanted name may be without leaving the drawing at its left."""
-    return frame.at((tick, frame.y_range[0]))[0] / math.cos(math.radians(_SLANT_DEGREES))
+    return frame.across(tick) / math.cos(math.radians(_SLANT_DEGREES))
 
 
 def draw_legend(
-    entries: Sequence[tuple[str, Callable[[float, int], str]]], width: int, line_px: int = SWATCH_LINE_PX
+    entries: Sequence[tuple[str, Callable[[float, int], str]]],
+    width: int,
+    line_px: int = SWATCH_LINE_PX,
+    alone: bool = False,
 ) -> tuple[str, int]:
-    """Swatches with names, and the pixels they take; one series needs none.
+    """Swatches with names, and the pixels they take; one series needs none, unless `alone`.
 
     An entry is a name, and what draws its swatch, `line_px` wide, with the left end at x and the middle at y.
     """
-    if len(entries) < 2:
+    if len(entries) < 2 and not alone:
         return "", 0
     parts, x, line, swatch_px = list[str](), 0.0, 0, line_px + _SWATCH_GAP_PX
     for whole_name, draw_swatch in entries:
         name = shortened(whole_name, width - swatch_px)
-        takes = swatch_px + LETTER_PX * len(name)
+        takes = swatch_px + text_px(name)
         if x and x + takes > width:
             x, line = 0.0, line + 1
         y = LINE_PX * line + 9
@@ -151,8 +177,15 @@ def escaped(content: str) -> str:
     return escape("".join(letter if letter.isprintable() else " " for letter in content))
 
 
+def text_px(content: str) -> float:
+    """How wide a line of text is, in the widest of the usual sans-serif fonts."""
+    return sum(next((px for letters, px in _WIDTHS_PX if letter in letters), _OTHER_PX) for letter in content)
+
+
 def shortened(name: str, room_px: float) -> str:
-    return name if len(name) <= (most := int(room_px / LETTER_PX)) else name[: most - 1] + "…"
+    if text_px(name) <= room_px:
+        return name
+    return next((cut for end in range(len(name) - 1, 0, -1) if text_px(cut := name[:end] + "…") <= room_px), "…")
 
 
 def line_through(places: Sequence[Point]) -> str:
@@ -176,9 +209,9 @@ def range_from_zero(values: Sequence[float]) -> Point:
     """With some room above, and below what is negative; from zero on, unless a curve would be a flat line far above it."""
     low, high = min([*values, 0.0]), max([*values, 0.0]) or 1.0
     if values and min(values) > _FLAT * high and max(values) > min(values):
-        low = min(values) - (high - min(values)) / 2
+        low = min(values)
     room = _ROOM * (high - low)
-    return low - room if low < 0 else low, high + room
+    return low - room if low else low, high + room
 
 
 def tick_count(width: int) -> int:
@@ -218,6 +251,13 @@ def short_text(value: float) -> str:
     """A number in few letters: 500, 1k, 2.5M; beyond the units 1e18."""
     unit, letter = next(((unit, letter) for unit, letter in _UNITS if abs(value) >= unit), (1.0, ""))
     return f"{value / unit:.4g}{letter}" if abs(value) < 1e15 else _power_text(value)
+
+
+def exact_texts(values: Sequence[float]) -> list[str]:
+    """Those of one axis in few letters if they say all of each: 2.5M, but 16,384."""
+    return (
+        short_texts(values) if all(float(f"{one:.4g}") == one for one in values) else [f"{one:,.12g}" for one in values]
+    )
 
 
 def short_texts(values: Sequence[float]) -> list[str]:

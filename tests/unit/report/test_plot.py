@@ -1,6 +1,7 @@
 """Plots: points where the axes say, a card for each, the same bytes every time."""
 
 import dataclasses
+import itertools
 import math
 import re
 import subprocess
@@ -56,8 +57,9 @@ def tick_places(drawn: str) -> dict[str, float]:
 
 
 def test_log_axis_has_equal_steps_for_equal_ratios() -> None:
-    drawn = plot(line((1000, 0.2), (10_000, 0.4), (100_000, 0.6)), log_x=True).draw(500, 340)
-    (x0, y0), (x1, y1), (x2, y2) = places(drawn)
+    between = line(*((x, 0.3) for x in (2000, 5000, 20_000, 50_000)), name="so many that ticks are at round numbers")
+    drawn = plot(line((1000, 0.2), (10_000, 0.4), (100_000, 0.6)), between, log_x=True).draw(500, 340)
+    (x0, y0), (x1, y1), (x2, y2) = places(drawn)[:3]
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) and y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
     # The labels 0, 0.1, ... have at most 3 letters of 6.7 px, with 10 px beside them; at the right are 14 px. Of the axis
     # between, two decades and a margin of 4 % of these on either side, the first point lies 0.04 / 1.08 from the left.
@@ -69,6 +71,42 @@ def test_log_axis_has_equal_steps_for_equal_ratios() -> None:
     ticks = tick_places(drawn)
     assert [ticks["1k"], ticks["10k"]] == pytest.approx([x0, x1], abs=0.1)
     assert ticks["5k"] == pytest.approx(x0 + (x1 - x0) * math.log10(5), abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("values", "log", "expected"),
+    [
+        ((64, 128, 224, 384), True, ["64", "128", "224", "384"]),
+        ((0.0003, 0.001, 0.003), True, ["0.0003", "0.001", "0.003"]),
+        ((16_384, 36_864, 102_400), True, ["16,384", "36,864", "102,400"]),
+        ((1000, 1e6), True, ["1k", "1M"]),
+        ((32, 48), False, ["32", "48"]),
+    ],
+)
+@pytest.mark.parametrize("width", [330, 1040])
+def test_ticks_are_at_the_places_of_points_where_these_are_few(
+    values: tuple[float, ...], log: bool, expected: list[str], width: int
+) -> None:
+    drawn = plot(line(*((x, 0.5) for x in values)), log_x=log).draw(width, 300)
+    ticks = tick_places(drawn)
+    assert list(ticks)[:-1] == expected
+    assert [ticks[label] for label in expected] == pytest.approx([x for x, _ in places(drawn)], abs=0.1)
+
+
+@pytest.mark.parametrize("values", [(411_263_827_968_000, 1_330_000_000_000_001), (224, 230, 384), tuple(range(1, 8))])
+def test_ticks_are_round_where_places_are_many_or_long_or_close(values: tuple[float, ...]) -> None:
+    labels = list(tick_places(plot(line(*((x, 0.5) for x in values)), log_x=True).draw(500, 300)))[:-1]
+    assert len(labels) > 1 and labels != svg.exact_texts(values)
+
+
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("high", [90, 470, 6000, 300_000_000, 5e15])
+def test_labels_under_a_narrow_axis_do_not_touch(high: float, log: bool) -> None:
+    values = [60 + (high - 60) * share for share in (0, 0.1, 0.15, 0.3, 0.5, 0.6, 0.8, 0.9, 1)]
+    ticks = list(tick_places(plot(line(*((x, 0.5) for x in values)), log_x=log).draw(330, 300)).items())[:-1]
+    assert len(ticks) > 1
+    for (a, a_x), (b, b_x) in itertools.pairwise(ticks):
+        assert a_x + (svg.text_px(a) + svg.text_px(b)) / 2 < b_x
 
 
 def test_upright_log_axis_goes_up_with_the_logarithm() -> None:
@@ -149,6 +187,13 @@ def test_categories_of_several_words_are_wrapped_before_they_are_slanted() -> No
         float(node.get("y") or 0) for node in elements(drawn) if "".join(node.itertext()) in words and node.get("y")
     ]
     assert max(below) < 300 - 4 - 10, "above the label of the axis"
+
+
+def test_names_are_whole_on_a_phone_also_with_hyphens() -> None:
+    names = ["masked patch prediction on JFT-300M", "from scratch", "supervised on ImageNet-21k", "supervised on all"]
+    drawn = plot(line(*((k, 0.8) for k in range(4))), categories=names, percent=True).draw(330, 300)
+    assert "rotate" not in drawn and "…" not in drawn
+    assert {"masked", "prediction", "ImageNet-", "21k"} <= set(texts(drawn))
 
 
 def test_long_categories_are_slanted_and_stay_inside() -> None:
@@ -235,6 +280,41 @@ def test_fit_has_a_dashed_line_and_no_markers_and_the_papers_numbers_have_hollow
     assert len(of_class(drawn, "dashed")) == 1 and len(of_class(drawn, "hollow")) == 2 == len(plot(paper).cards)
     with_runs = PlotSeries("a", [point(1, 1, command="vitlab train"), point(2, 2)], dashed=True)
     assert len(plot(with_runs).cards) == 2
+
+
+def test_a_point_of_several_lines_has_a_marker_of_its_own() -> None:
+    base = point(2, 2, interval=(1, 3), facts=[("seeds", "3")])
+    made = plot(
+        PlotSeries("depth", [point(1, 1), base]),
+        PlotSeries("width", [base, point(3, 3)], 1),
+        PlotSeries("front", [PlotPoint(2, 2, base.name), PlotPoint(3, 3, "")], 2, dashed=True),
+    )
+    drawn = made.draw(500, 340)
+    assert [node.get("class") for node in of_class(drawn, "whisker")] == ["whisker ink"] * 2
+    assert len(of_class(drawn, "ink")) == 2 + 2 + 1, "whiskers, markers and the legend"
+    assert "on several lines" in texts(drawn) and "on several lines" in texts(made.file())
+    assert [card.series for card in made.cards] == ["depth", "depth, width", "depth, width", "width"]
+    assert not of_class(plot(line((1, 1)), line((1, 1.5), name="b")).draw(500, 340), "ink")
+
+
+def test_note_of_a_series_stands_in_the_legend_alone() -> None:
+    made = plot(line((1, 1), note="no trend"))
+    assert "ViT: no trend" in texts(made.draw(500, 340)) and made.cards[0].series == "ViT"
+    assert made.summary.endswith("; ViT: no trend is 1 at 1")
+
+
+def test_differences_of_shares_are_in_points() -> None:
+    made = plot(line((1, 0.015), (2, -0.005)), percent=True, percent_unit="points")
+    assert made.cards[0].value == "1.5 points"
+    labels = texts(made.draw(500, 340))
+    assert {"0", "1"} <= set(labels) and not any("%" in label for label in labels)
+
+
+def test_values_far_from_zero_fill_the_plot() -> None:
+    _, (_, low), (_, high) = places(plot(line((1, 0.6), (2, 0.55), (3, 0.7)), percent=True).draw(500, 340))
+    axis = of_class(plot(line((1, 0.6)), percent=True).draw(500, 340), "axis")[-1]
+    bottom = float((axis.get("d") or "").split("h")[0].split()[-1])
+    assert low - high > 0.8 * (bottom - high) and low < bottom - 7, "its marker is clear of the axis"
 
 
 def test_points_are_joined_only_where_asked() -> None:
