@@ -24,7 +24,7 @@ def printed_plot(study: Study) -> Plot | None:
     for line, point in _rows_as_points(table, given) if given.y else _rows_as_places(table, given):
         lines.setdefault(line, []).append(point)
     series = [
-        PlotSeries(name, points, colour=number, joined=given.log_x and not given.y, dashed=True, hollow=True)
+        PlotSeries(name, points, colour=number, joined=given.log_x and not given.y, hollow=True)
         for number, (name, points) in enumerate(lines.items())
     ]
     return Plot(

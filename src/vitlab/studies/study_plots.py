@@ -1,8 +1,9 @@
 """The drawings of a study from its records: conditions as points, the power laws of lines, and the Pareto front."""
 
 import dataclasses
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vitlab.evaluation.fits import PowerLaw, fit_power_law, pareto_front
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries
@@ -11,7 +12,7 @@ from vitlab.studies.outcome import Condition, Outcome
 from vitlab.studies.printed import beside
 from vitlab.studies.repeat import repeat_commands
 from vitlab.studies.study import Drawing
-from vitlab.studies.units import goodness, is_share, spoken
+from vitlab.studies.units import goodness, is_share, percent_unit, spoken
 
 _CURVE_POINTS = 100  # of a fit that is drawn
 
@@ -30,12 +31,15 @@ class LineFit:
         return not low <= 0 <= high
 
     @property
+    def power(self) -> str:
+        low, high = self.law.exponent_interval
+        return f"x^{self.law.exponent:.2f} ({low:.2f} to {high:.2f} by the fit)"
+
+    @property
     def sentence(self) -> str:
         """`ViT: error ∝ x^-0.31 (-0.35 to -0.27 by the fit)`."""
-        low, high = self.law.exponent_interval
-        power = f"x^{self.law.exponent:.2f}"
-        what = f"{self.of} ∝ {power}" if self.has_trend else f"no trend of the {self.of}, {power}"
-        return f"{self.line}: {what} ({low:.2f} to {high:.2f} by the fit)"
+        found = f"{self.of} ∝ {self.power}" if self.has_trend else f"no trend of the {self.of}, {self.power}"
+        return f"{self.line}: {found}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,7 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
     categories = [] if not axis or all(value.x is not None for value in axis) else [value.label for value in axis]
     series: list[PlotSeries] = []
     fits: list[LineFit] = []
+    colours = _colours(outcome, drawing, lines)
     for number, (name, conditions) in enumerate(lines.items()):
         shift = beside(number, len(lines)) if categories else 0.0
         found = [_point(one, drawing, measure, command, categories, shift) for one in conditions]
@@ -76,18 +81,19 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
         if not categories:
             points.sort(key=lambda point: point.x)
         joined = not drawing.front and not categories  # a line between names would mean nothing
-        series.append(PlotSeries(name or measure, points, colour=number, joined=joined))
-        fit = _fit(name or measure, points, measure) if drawing.fit else None
-        if fit is not None:
-            fits.append(fit)
-        if fit is not None and fit.has_trend:
-            series.append(_fitted(fit, points, number, share=share))
+        own = PlotSeries(name or measure, points, colour=colours[name], joined=joined)
+        fit = _fit(own, measure) if drawing.fit else None
+        fits += [] if fit is None else [fit]
+        if fit is None or fit.has_trend:
+            series += [own] if fit is None else [own, _fitted(fit, own, share=share)]
+        else:  # drawn, it would look as if it held
+            series.append(dataclasses.replace(own, note=f"no trend, {fit.power}"))
     shared = _how_shared(outcome) if drawing.x == "seconds" else ""
     front = [] if shared or not drawing.front else _front(series, measure)
     if front:  # of seconds that others took part in, none is the least
-        series.append(PlotSeries("Pareto front", front, colour=len(series), dashed=True))
-    flat = "; ".join(fit.sentence for fit in fits if not fit.has_trend)
-    about = " ".join([shared or ("" if drawing.title else outcome.scale.about), f"{flat}." if flat else ""])
+        colour = 1 + max((one.colour for one in series), default=-1)
+        series.append(PlotSeries("Pareto front", front, colour=colour, dashed=True))
+    about = shared or ("" if drawing.title else outcome.scale.about)
     plot = Plot(
         title=drawing.title or outcome.study.paper[:1].upper() + outcome.study.paper[1:],
         caption=f"Each point is the mean over the seeds with its 95 % interval; point at one for its runs. {about}".strip(),
@@ -97,6 +103,7 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
         log_x=drawing.log_x,
         log_y=drawing.log_y,
         percent=share,
+        percent_unit=percent_unit(measure),
         categories=categories,
         wide=True,
     )
@@ -107,6 +114,7 @@ def _plot_heads(outcome: Outcome, drawing: Drawing, measure: str) -> Plot:
     """Every head of every layer, as Figure 7 right and Figure 11; empty where the records have no numbers of heads."""
     series: list[PlotSeries] = []
     deepest, lines = 0, _lines(outcome, drawing)
+    colours = _colours(outcome, drawing, lines)
     for number, (name, conditions) in enumerate(lines.items()):
         points: list[PlotPoint] = []
         for condition in (one for one in conditions if one.seeds):
@@ -130,7 +138,7 @@ def _plot_heads(outcome: Outcome, drawing: Drawing, measure: str) -> Plot:
                             command=repeat_commands((*before, first)),
                         )
                     )
-        series.append(PlotSeries(name or measure, points, colour=number, joined=False))
+        series.append(PlotSeries(name or measure, points, colour=colours[name], joined=False))
     return Plot(
         title=drawing.title,
         caption="Each point is a head: the mean over the seeds, whose heads are put in order.",
@@ -159,6 +167,14 @@ def _lines(outcome: Outcome, drawing: Drawing) -> dict[str, list[Condition]]:
     return lines
 
 
+def _colours(outcome: Outcome, drawing: Drawing, lines: Iterable[str]) -> dict[str, int]:
+    """The colours of lines: the same at every scale, though not each has all of them."""
+    axes = [scale.axes.get(drawing.line, ()) for scale in outcome.study.scales.values()]
+    scales = [[line for value in axis for line in value.lines or (value.label,)] for axis in axes]
+    scales.sort(key=lambda names: -len(set(names)))  # the order of the fullest is kept
+    return {name: number for number, name in enumerate(dict.fromkeys([*itertools.chain(*scales), *lines]))}
+
+
 def _lines_of(condition: Condition, drawing: Drawing) -> tuple[str, ...]:
     """The lines that a condition is on: its label of that axis, what it is grouped under, or of several axes all others."""
     if drawing.line:
@@ -183,7 +199,8 @@ def _point(
         return None
     first = condition.seeds[0]
     by_seed = ", ".join(
-        f"{100 * value:.2f} %" if is_share(measure) else f"{value:.4g}" for value in condition.numbers(measure).values()
+        f"{100 * value:.2f} {percent_unit(measure)}" if is_share(measure) else f"{value:.4g}"
+        for value in condition.numbers(measure).values()
     )
     flops, seconds = condition.mean("flops"), condition.mean("seconds")
     facts = [
@@ -198,21 +215,21 @@ def _point(
     return PlotPoint(x, found.mean, condition.name, found.interval, facts, first.record.curve, repeat)
 
 
-def _fit(name: str, points: Sequence[PlotPoint], measure: str) -> LineFit | None:
+def _fit(line: PlotSeries, measure: str) -> LineFit | None:
     """A power law, of an accuracy that of its error; None where there are too few points."""
     share = is_share(measure)
-    xs, ys = [point.x for point in points], [1 - point.y if share else point.y for point in points]
+    xs, ys = [point.x for point in line.points], [1 - point.y if share else point.y for point in line.points]
     if len(set(xs)) < 3 or min([*xs, *ys]) <= 0:  # a line through two points says nothing about its own error
         return None
-    return LineFit(name, "error" if share else spoken(measure), fit_power_law(xs, ys))
+    return LineFit(line.name, "error" if share else spoken(measure), fit_power_law(xs, ys))
 
 
-def _fitted(fit: LineFit, points: Sequence[PlotPoint], colour: int, *, share: bool) -> PlotSeries:
+def _fitted(fit: LineFit, line: PlotSeries, *, share: bool) -> PlotSeries:
     """The curve over the range that was measured."""
-    start, end = min(point.x for point in points), max(point.x for point in points)
+    start, end = min(point.x for point in line.points), max(point.x for point in line.points)
     steps = [start * (end / start) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
     drawn = [PlotPoint(x, 1 - fit.law.at(x) if share else fit.law.at(x), fit.sentence) for x in steps]
-    return PlotSeries(fit.sentence, drawn, colour=colour, dashed=True)
+    return PlotSeries(fit.sentence, drawn, colour=line.colour, dashed=True)
 
 
 def _front(series: Sequence[PlotSeries], measure: str) -> list[PlotPoint]:

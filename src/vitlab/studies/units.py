@@ -41,6 +41,11 @@ def is_share(measure: str) -> bool:
     return measure.removeprefix("teacher_") in _SHARES or measure.startswith("few_shot_")
 
 
+def percent_unit(measure: str) -> str:
+    """What stands behind a share times a hundred."""
+    return "points" if measure == "margin" else "%"
+
+
 def shown(found: Estimate, measure: str) -> str:
     """The estimate of a measure in its own unit."""
     share, signed = is_share(measure), measure == "margin"

@@ -1,6 +1,7 @@
 """The report of a study: from records alone, the same bytes every time, and labels as text."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from vitlab.studies.outcome import find_outcome
 from vitlab.studies.printed import printed_plot
 from vitlab.studies.repeat import repeat_commands
 from vitlab.studies.reporting import StudyReport, report_study
-from vitlab.studies.study import Scale, list_study_names, read_study
+from vitlab.studies.study import Scale, Study, list_study_names, read_study
 from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, to_markdown, write_study
 
 AGAIN = """
@@ -363,7 +364,7 @@ def test_power_law_of_an_accuracy_is_that_of_its_error(tmp_path: Path, exponent:
     said = f"A: error ∝ x^{exponent:.2f} (" if trend else "A: no trend of the error, x^"
     curves = [one.name for one in plot.series if one.dashed]
     assert len(curves) == (2 if trend else 0), "no curve through points that have no trend"
-    assert said in (curves[0] if trend else plot.caption)
+    assert curves[0].startswith(said) if trend else plot.series[0].note.startswith("no trend, x^")
     assert any(line.startswith(said) for line in outcome_lines(outcome))
     assert f"- {said}" in to_markdown(outcome, "x").replace("\\", "")
 
@@ -399,6 +400,47 @@ def test_front_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> None:
     (plot,) = [one for one in build_page(outcome, "vitlab x").sections if isinstance(one, Plot)]
     front = [point.y for point in plot.series[-1].points]
     assert plot.series[-1].name == "Pareto front" and front == sorted(front, reverse=True) and len(set(front)) == 3
+
+
+def plots_of(study: Study, scale: str, records: dict[str, CellRecord]) -> list[Plot]:
+    report = build_page(find_outcome(study, study.at(scale), records), "vitlab x")
+    return [one for one in report.sections if isinstance(one, Plot)]
+
+
+def test_power_law_is_drawn_only_where_its_exponent_has_a_sign(tmp_path: Path) -> None:
+    study = read_study(str(written_study(tmp_path)))
+    levels = {"A": {1: 0.4, 2: 0.5, 4: 0.6}, "B": {1: 0.4, 2: 0.6, 4: 0.4}}
+    records = records_of(
+        study.at("laptop"),
+        lambda cell: levels[cell.labels["kind"]][int(cell.values["size"].x or 0)] + 0.001 * cell.seed,
+    )
+    (plot,) = plots_of(study, "laptop", records)
+    assert [one.name.split(" ∝")[0] for one in plot.series] == ["A", "A: error", "B"]
+    a, fit, b = plot.series
+    assert fit.dashed and not a.note and re.fullmatch(r"no trend, x\^\S+ \(-\S+ to \d\S+ by the fit\)", b.note)
+
+
+def test_a_line_has_the_same_colour_at_every_scale() -> None:
+    study = read_study("speed")
+    colours = [
+        {one.name: one.colour for one in plots_of(study, name, records_of(study.scales[name]))[0].series}
+        for name in study.scales
+    ]
+    assert len(colours) > 1 and all(len(set(one.values())) == len(one) for one in colours)
+    for one, other in itertools.combinations(colours, 2):
+        assert {name: one[name] for name in one if name in other} == {
+            name: other[name] for name in other if name in one
+        }
+
+
+def test_margin_is_in_points_and_the_base_of_several_lines_is_shared() -> None:
+    for name, unit in (("noisy-student", "points"), ("optimiser", "%")):
+        study = read_study(name)
+        plot = plots_of(study, "gpu", records_of(study.at("gpu")))[0]
+        assert plot.cards[0].value.split(" ")[1] == unit and dict(plot.cards[0].facts)["each seed"].endswith(unit)
+    study = read_study("shape")
+    (plot,) = plots_of(study, "gpu", records_of(study.at("gpu")))
+    assert list(plot.shared.values()) == [["depth", "width", "MLP", "patch", "all"]]
 
 
 def test_bad_reports(tmp_path: Path) -> None:
