@@ -9,7 +9,7 @@ PIP := -m pip install --quiet
 # Container images often forbid bytecode; then every process that a test starts, and every test worker, compiles all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test unit chromium check contract format docs bench house slow soak mutants clean
+.PHONY: demo test unit chromium check contract format docs results bench house slow soak mutants clean
 
 demo: $(V)/.demo
 	$(BIN)/vitlab demo
@@ -49,6 +49,13 @@ format: $(V)/.dev
 docs: $(V)/.dev
 	$(BIN)/python docs/execute.py --write
 	$(BIN)/python docs/build.py
+
+# The pages of the claims and the studies, from their records.
+results: $(V)/.demo
+	rm -rf docs/results/studies docs/results/claims.md docs/results/claims.svg
+	$(BIN)/vitlab study report claims --records docs/results/records --out docs/results/claims.md
+	for study in $$(basename --suffix .toml src/vitlab/studies/book/*.toml); do \
+	    $(BIN)/vitlab study report $$study --scale gpu --records docs/results/records --out docs/results/studies/$$study.md; done
 
 bench: $(O)/.servers
 	$(O)/bin/python bench/models.py --write docs/results/model-speed-cpu.md

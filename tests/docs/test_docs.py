@@ -535,7 +535,7 @@ def test_tables_of_the_studies_are_those_of_the_records() -> None:
         for name in found:
             study = read_study(name)
             outcome = find_outcome(study, study.at("gpu"), records)
-            table = to_markdown(outcome, "").partition("## Every condition")[2].partition("| ")
+            table = to_markdown(outcome, "", "").partition("## Every condition")[2].partition("| ")
             assert (table[1] + table[2]).partition("\n\n")[0] in section, name
             if outcome.measured < outcome.cells:
                 assert f"{outcome.measured} of its {outcome.cells} cells" in section.replace("\n", " "), name

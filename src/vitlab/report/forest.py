@@ -91,7 +91,8 @@ def draw_forest(title: str, groups: Sequence[tuple[str, Sequence[ForestRow]]]) -
     """Claims below each other as an SVG file: what is said, the strip, the number."""
     strip_px, line_px = _STRIP_PX[0], _STRIP_PX[1] + _PAD_PX
     width = _LABEL_PX + strip_px + _NUMBER_PX + 2 * _GAP_PX
-    parts, y = ['<rect width="100%" height="100%" fill="#fff"/>'], _PAD_PX
+    parts: list[str] = []
+    y = _PAD_PX
     for name, rows in groups:
         parts.append(f'<g class="head">{svg.text(0, y + svg.LINE_PX, name)}</g>')
         y += svg.LINE_PX + 2 * _PAD_PX
@@ -110,4 +111,4 @@ def draw_forest(title: str, groups: Sequence[tuple[str, Sequence[ForestRow]]]) -
             parts.append(f'<path class="grid" d="M0 {y}h{width}"/>')
         y += 2 * _PAD_PX
     start = f'<svg viewBox="0 0 {width} {y}" width="{width}" height="{y}" role="img" aria-label="{svg.escaped(title)}"'
-    return svg.as_file(f"{start}>{''.join(parts)}</svg>", _FILE_STYLE)
+    return svg.as_file(svg.on_paper(f"{start}>{''.join(parts)}</svg>"), _FILE_STYLE)

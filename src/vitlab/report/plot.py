@@ -180,7 +180,8 @@ class Plot:
 
     def file(self) -> bytes:
         """The plot as an SVG file, whose points have their names as titles."""
-        return svg.as_file(_draw(self, svg.FILE_SIZE, on_page=False), _FILE_STYLE)
+        size = svg.FILE_SIZE if self.wide else svg.HALF_FILE_SIZE
+        return svg.as_file(svg.on_paper(_draw(self, size, on_page=False)), _FILE_STYLE)
 
     def place(self, x: float, y: float) -> Point:
         """Values as the axes count them."""

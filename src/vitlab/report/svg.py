@@ -8,6 +8,7 @@ with fixed colours, since few programs outside browsers know variables.
 import dataclasses
 import itertools
 import math
+import re
 import string
 from collections.abc import Callable, Sequence
 from html import escape
@@ -19,6 +20,7 @@ COLOURS = 8  # in the style sheets; a ninth series has the first again
 # Of the style sheet in light; far apart also for colour-blind readers.
 FILE_COLOURS = ("#1438da", "#c42e0a", "#088677", "#7c2b90", "#e84abd", "#2f8ff5", "#a98d08", "#3a353e")
 FILE_SIZE = (640, 360)  # of a drawing as a file, in pixels
+HALF_FILE_SIZE = (480, 340)  # of one that stands beside another: smaller, so that its letters are larger there
 LETTER_PX, LINE_PX = 6.7, 18  # of a letter: the mean width in a sans-serif font; and from line to line
 _WIDTHS_PX = (
     ("fijlrtI.,:;'|()[]/- ", 4.4),
@@ -45,6 +47,8 @@ _FILE_STYLE = (
     )
     + ".guide{stroke:#7b8794;stroke-width:1.2;stroke-dasharray:2 4}"
 )
+_SIZE = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)" width="[\d.]+" height="[\d.]+"')
+_MARGIN_PX = 10  # around a drawing on paper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +202,19 @@ def as_file(element: str, style: str = "") -> bytes:
     tag, _, inside = element.removeprefix("<svg").partition(">")
     start = f'<svg xmlns="http://www.w3.org/2000/svg"{tag}><style>{_FILE_STYLE}{style}</style>'
     return f'<?xml version="1.0" encoding="utf-8"?>\n{start}{inside}\n'.encode()
+
+
+def on_paper(element: str) -> str:
+    """A drawing with white behind its dark letters and around it, to be seen on pages of any colour."""
+    tag, _, inside = element.partition(">")
+    margin = _MARGIN_PX
+
+    def widened(size: re.Match[str]) -> str:
+        width, height = (px(float(number) + 2 * margin) for number in size.groups())
+        return f'viewBox="-{margin} -{margin} {width} {height}" width="{width}" height="{height}"'
+
+    tag = _SIZE.sub(widened, tag, count=1)
+    return f'{tag}><rect x="-{margin}" y="-{margin}" width="100%" height="100%" fill="#fff"/>{inside}'
 
 
 def value_range(values: Sequence[float]) -> Point:

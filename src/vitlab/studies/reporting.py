@@ -15,7 +15,7 @@ from vitlab.studies.cell_records import CellRecord, read_cells
 from vitlab.studies.claims import CLAIMS, ClaimsReport, report_claims
 from vitlab.studies.outcome import Outcome, find_outcome
 from vitlab.studies.study import SCALES, Study, list_study_names, read_study
-from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, to_markdown
+from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, plot_files, to_markdown
 from vitlab.studies.tables import RECORDS, TableReport, report_table, require_file
 
 _STUDIES = Path("runs") / "studies"  # where `vitlab study run` puts them
@@ -60,9 +60,16 @@ def report_study(options: StudyReportOptions) -> StudyReport | TableReport | Cla
     report = StudyReport(outcome, place)
     if place is not None:
         repeat = command_line("study run", options.name, options={"scale": outcome.scale.name})
-        text = to_markdown(outcome, repeat) if place.suffix == ".md" else render(build_page(outcome, repeat))
         fsio.make_folder(place.parent)
-        fsio.write_new_file(place, text)
+        if place.suffix == ".md":
+            prefix = f"{place.stem}-"
+            pictures = plot_files(outcome, repeat, prefix)
+            beside = {fsio.require_free(place.parent / name): data for name, data in pictures.items()}
+            fsio.write_new_file(place, to_markdown(outcome, repeat, prefix))
+            for path, data in beside.items():
+                fsio.write_new_file(path, data)
+        else:
+            fsio.write_new_file(place, render(build_page(outcome, repeat)))
     return report
 
 

@@ -95,7 +95,7 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
         series.append(PlotSeries("Pareto front", front, colour=colour, dashed=True))
     about = shared or ("" if drawing.title else outcome.scale.about)
     plot = Plot(
-        title=drawing.title or outcome.study.paper[:1].upper() + outcome.study.paper[1:],
+        title=drawing.title or f"Measured here: {outcome.study.paper}",
         caption=f"Each point is the mean over the seeds with its 95 % interval; point at one for its runs. {about}".strip(),
         series=series,
         x_label=drawing.x_label or drawing.x,

@@ -13,7 +13,8 @@ from vitlab.core.errors import amount
 from vitlab.evaluation.fits import Estimate
 from vitlab.evaluation.published import find_table
 from vitlab.report.forest import Strip
-from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, plots, render
+from vitlab.report.page import Report, Section, Snippets, Table, Verdict, Verdicts, place, plots, render
+from vitlab.report.plot import Plot
 from vitlab.studies.outcome import (
     FAILS,
     HOLDS,
@@ -33,15 +34,16 @@ PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots
 
 def write_study(outcome: Outcome, folder: Path, command: str) -> Path:
     """Page, text, numbers and plots in a folder of the study's own; returns the page."""
-    place = fsio.make_folder(folder / f"{outcome.study.name}-{outcome.scale.name}")
+    home = fsio.make_folder(folder / f"{outcome.study.name}-{outcome.scale.name}")
     report = build_page(outcome, command)
     report = dataclasses.replace(report, footer=f"{report.footer} · all numbers are in {NUMBERS}")
-    fsio.write_file(place / PAGE, render(report))
-    fsio.write_file(place / TEXT, to_markdown(outcome, command))
-    fsio.write_json(place / NUMBERS, outcome_to_dict(outcome))
-    for name, data in plots(report).items():
-        fsio.write_file(fsio.make_folder(place / PLOTS) / name, data)
-    return place / PAGE
+    fsio.write_file(home / PAGE, render(report))
+    fsio.write_file(home / TEXT, to_markdown(outcome, command, f"{PLOTS}/"))
+    fsio.write_json(home / NUMBERS, outcome_to_dict(outcome))
+    fsio.make_folder(home / PLOTS)
+    for name, data in plot_files(outcome, command, f"{PLOTS}/").items():
+        fsio.write_file(home / name, data)
+    return home / PAGE
 
 
 def outcome_lines(outcome: Outcome) -> list[str]:
@@ -253,11 +255,12 @@ def _measures(outcome: Outcome) -> list[str]:
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def to_markdown(outcome: Outcome, command: str) -> str:
-    """The same as Markdown, for docs and for reading without a browser."""
+def to_markdown(outcome: Outcome, command: str, prefix: str) -> str:
+    """The same as Markdown, for docs and for reading without a browser; `prefix` begins the names of its pictures."""
     study, scale = outcome.study, outcome.scale
     texts = (f"# {study.title} ({scale.name})", study.question, scale.about)
     parts = [line for text in texts for line in (in_cell(text), "")]
+    parts += _pictures(build_page(outcome, command), prefix)
     if outcome.claims:
         rows = [
             (one.claim.says, one.claim.where, "; ".join(test.sentence for test in one.tests), one.verdict)
@@ -271,6 +274,26 @@ def to_markdown(outcome: Outcome, command: str) -> str:
     if found:
         parts += ["## Fits and fronts", "", *(f"- {in_cell(sentence)}" for sentence in found), ""]
     return "\n".join([*parts, f"`{command}`", ""])
+
+
+def plot_files(outcome: Outcome, command: str, prefix: str) -> dict[str, bytes]:
+    """The pictures of the Markdown by their names."""
+    return {f"{prefix}{name}": data for name, data in plots(build_page(outcome, command)).items()}
+
+
+def _pictures(report: Report, prefix: str) -> list[str]:
+    """Every plot in a row of its own, but those that share one on the page: ours and the paper's."""
+    lines: list[str] = []
+    drawn = [one for one in place(report.sections) if isinstance(one.part, Plot)]
+    shown = [(one.wide, one.part.title, f"![{in_cell(one.part.title)}]({prefix}{one.anchor}.svg)") for one in drawn]
+    beside = [(title, picture) for wide, title, picture in shown if not wide]
+    if beside:
+        lines += [
+            *markdown_table([title for title, _ in beside], []),
+            f"| {' | '.join(picture for _, picture in beside)} |",
+            "",
+        ]
+    return [*lines, *(line for wide, _, picture in shown if wide for line in (picture, ""))]
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

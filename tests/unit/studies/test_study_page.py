@@ -232,11 +232,23 @@ def test_report_is_written_once_and_repeats_to_the_byte(tmp_path: Path, suffix: 
     path = written_study(tmp_path)
     made = write_records(tmp_path / "made", records_of(read_study(str(path)).at("laptop")))
     for name in ("one", "two"):
-        assert reported(str(path), records=made, out=tmp_path / "new" / f"{name}.{suffix}").out is not None
-    one, two = ((tmp_path / "new" / f"{name}.{suffix}").read_bytes() for name in ("one", "two"))
-    assert one == two and b"A is better than B" in one
+        assert reported(str(path), records=made, out=tmp_path / name / f"report.{suffix}").out is not None
+    one, two = ({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert one == two and b"A is better than B" in one[f"report.{suffix}"]
+    shown = re.findall(r"!\[.*?\]\((.+?)\)", one[f"report.{suffix}"].decode()) if suffix == "md" else []
+    assert {*shown} == {*one} - {f"report.{suffix}"}, "every picture is shown, and no other is there"
     with pytest.raises(UsageError, match="exists"):
-        report_study(str(path), records=made, out=tmp_path / "new" / f"one.{suffix}")
+        report_study(str(path), records=made, out=tmp_path / "one" / f"report.{suffix}")
+
+
+def test_report_in_markdown_does_not_overwrite_a_picture(tmp_path: Path) -> None:
+    path = written_study(tmp_path)
+    made = write_records(tmp_path / "made", records_of(read_study(str(path)).at("laptop")))
+    reported(str(path), records=made, out=tmp_path / "one" / "report.md")
+    (tmp_path / "one" / "report.md").unlink()
+    with pytest.raises(UsageError, match="exists"):
+        report_study(str(path), records=made, out=tmp_path / "one" / "report.md")
+    assert not (tmp_path / "one" / "report.md").exists()
 
 
 @pytest.mark.slow
@@ -366,7 +378,7 @@ def test_power_law_of_an_accuracy_is_that_of_its_error(tmp_path: Path, exponent:
     assert len(curves) == (2 if trend else 0), "no curve through points that have no trend"
     assert curves[0].startswith(said) if trend else plot.series[0].note.startswith("no trend, x^")
     assert any(line.startswith(said) for line in outcome_lines(outcome))
-    assert f"- {said}" in to_markdown(outcome, "x").replace("\\", "")
+    assert f"- {said}" in to_markdown(outcome, "x", "").replace("\\", "")
 
 
 def test_front_is_told_in_words_and_numbers() -> None:
