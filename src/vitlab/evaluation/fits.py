@@ -95,15 +95,20 @@ def verdict(found: Estimate, low: float, high: float, *, least: int = 3) -> Verd
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """y = scale · x ^ exponent, with the 95 % interval of the exponent."""
+    """y = scale · x ^ exponent, with the 95 % interval of the exponent. A steep one has a scale that only its log can hold."""
 
-    scale: float
+    log_scale: float
     exponent: float
     exponent_interval: Interval
 
+    @property
+    def scale(self) -> float:
+        return self.at(1.0)
+
     def at(self, x: float) -> float:
-        """The value of the curve at x."""
-        return self.scale * x**self.exponent
+        """The value of the curve at x; infinity where no double is as large."""
+        height = self.log_scale + self.exponent * math.log(x)
+        return math.exp(height) if height < _LARGEST_LOG else math.inf
 
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
@@ -113,17 +118,16 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
     distinct = len(np.unique(x_N))
     require(distinct >= _LEAST_X, f"a power law needs at least {_LEAST_X} different x, not {distinct}")
     n, log_x_N, log_y_N = len(y_N), np.log(x_N), np.log(y_N)
-    middle = float(log_x_N.mean())
-    design_N2 = np.stack([np.ones(n), log_x_N - middle], axis=1)
-    inverse_22 = np.diag(1 / (design_N2**2).sum(axis=0))  # the columns are orthogonal
-    line_2 = inverse_22 @ design_N2.T @ log_y_N
-    left_N = log_y_N - design_N2 @ line_2
-    variance = float(inverse_22[1, 1] * (left_N @ left_N) / (n - 2))
-    half = t_quantile((1 + CONFIDENCE) / 2, n - 2) * math.sqrt(variance)
+    middle, height = float(log_x_N.mean()), float(log_y_N.mean())
+    if not np.ptp(y_N):  # level to the bit: what rounding leaves of its slope must not be taken for a measured one
+        return PowerLaw(height, 0.0, (0.0, 0.0))
+    across_N, up_N = log_x_N - middle, log_y_N - height
+    spread = float(across_N @ across_N)
+    exponent = float(across_N @ up_N) / spread
+    left_N = up_N - exponent * across_N
+    half = t_quantile((1 + CONFIDENCE) / 2, n - 2) * math.sqrt(float(left_N @ left_N) / (n - 2) / spread)
     # At log x = 0, the line's height is the log of the scale.
-    log_scale, exponent = float(np.array([1.0, -middle]) @ line_2), float(line_2[1])
-    scale = math.exp(log_scale) if log_scale < _LARGEST_LOG else math.inf
-    return PowerLaw(scale, exponent, (exponent - half, exponent + half))
+    return PowerLaw(height - exponent * middle, exponent, (exponent - half, exponent + half))
 
 
 # --- cost and value -----------------------------------------------------------------------------------------------------
@@ -162,12 +166,21 @@ def cost_to_reach(cost: Sequence[float], value: Sequence[float], target: float) 
     return None
 
 
-def cost_ratio(a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]) -> float | None:
+@dataclass(frozen=True)
+class CostRatio:
+    """How many times more one of two costs; a bound says that it is at least as far from one, on the same side."""
+
+    ratio: float
+    is_bound: bool = False
+
+
+def cost_ratio(
+    a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]
+) -> CostRatio | None:
     """How many times more `b` costs than `a` for the same value.
 
     Both are (costs, values). The geometric mean over all values that both fronts reach. Where one front lies wholly above
-    the other, its cheapest point beside the other's best, if that costs less: the ratio is at least as far from one. None
-    where nothing can be compared.
+    the other, its cheapest point beside the other's best, if that costs less: a bound. None where nothing can be compared.
     """
     reached = [sorted({values[i] for i in pareto_front(costs, values)}) for costs, values in (a, b)]
     if not all(reached):
@@ -175,14 +188,15 @@ def cost_ratio(a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[flo
     low, high = max(values[0] for values in reached), min(values[-1] for values in reached)
     if low > high:
         bound = _log_ratio(a, b, high)
-        return math.exp(bound) if bound * (1 if reached[0][0] > high else -1) > 0 else None
+        towards = 1 if reached[0][0] > high else -1  # the better of the two is the cheaper one, too
+        return CostRatio(math.exp(bound), is_bound=True) if bound * towards > 0 else None
     # Between the values of the points the log of the ratio is linear, so that the trapezoid rule is exact.
     levels = sorted({low, high, *(value for values in reached for value in values if low < value < high)})
     logs = [_log_ratio(a, b, level) for level in levels]
     if low == high:
-        return math.exp(logs[0])
+        return CostRatio(math.exp(logs[0]))
     areas = ((x + y) / 2 * (end - start) for (x, y), (start, end) in zip(pairwise(logs), pairwise(levels), strict=True))
-    return math.exp(math.fsum(areas) / (high - low))
+    return CostRatio(math.exp(math.fsum(areas) / (high - low)))
 
 
 def _log_ratio(

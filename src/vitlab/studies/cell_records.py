@@ -64,8 +64,15 @@ def write_cell(folder: Path, record: CellRecord) -> Path:
 
 def read_cells(folder: Path) -> dict[str, CellRecord]:
     """The records in a folder and below, by key. A file that is not as it was written is an error."""
-    paths = sorted(path for path in folder.rglob("*.json") if path.parent.name == CELLS and path.is_file())
-    return {record.key: record for record in map(read_cell, paths)}
+    places: dict[str, Path] = {}
+    records: dict[str, CellRecord] = {}
+    for path in sorted(path for path in folder.rglob("*.json") if path.parent.name == CELLS and path.is_file()):
+        record = read_cell(path)
+        if records.setdefault(record.key, record) != record:  # folders of two machines that both ran it
+            hint = "Remove one of them: a run counts once."
+            raise FileProblem(f"{places[record.key]} and {path} are different records of one run", hint=hint)
+        places.setdefault(record.key, path)
+    return records
 
 
 def read_cell(path: Path) -> CellRecord:

@@ -13,10 +13,8 @@ from vitlab.report.page import Report, Verdicts, render
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.outcome import (
     LEAST_SEEDS,
-    NOT_YET,
     ClaimOutcome,
     Outcome,
-    TestOutcome,
     count_verdicts,
     find_outcome,
 )
@@ -135,7 +133,7 @@ class ClaimsReport:
                     ForestRow(
                         row.found.claim.says,
                         row.verdict,
-                        [(_number(test), strip_of(test)) for test in row.found.tests],
+                        [(test.number or test.what, strip_of(test)) for test in row.found.tests],
                     )
                     for row in rows
                 ],
@@ -184,11 +182,6 @@ def report_claims(records: Mapping[str, CellRecord], *, scale: str | None, out: 
 def _picture_of(out: Path) -> Path:
     """Where the picture of a report in Markdown lies: beside it."""
     return out.with_suffix(".svg")
-
-
-def _number(test: TestOutcome) -> str:
-    """Without how many seeds there are: they are drawn."""
-    return test.number.rpartition(",")[0] or NOT_YET
 
 
 def _rows(name: str, records: Mapping[str, CellRecord], asked: str | None) -> list[ClaimRow]:

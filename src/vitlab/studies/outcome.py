@@ -5,17 +5,17 @@ From records alone, so that the same records give the same answer anywhere.
 
 import dataclasses
 import math
-import operator
 import statistics
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, Combination, list_cells
 from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test, named_values
-from vitlab.studies.units import counted, goodness, is_share, spoken, written
+from vitlab.studies.units import count_in_words, goodness, is_share, is_timed, spoken, written
 
 NOT_YET = "not measured yet"
 ClaimVerdict = Verdict | Literal["not measured yet"]
@@ -76,22 +76,25 @@ class TestOutcome:
     """The number of a test for each seed, and whether it lies where the claim says."""
 
     test: Test
-    by_seed: Mapping[int, float]  # the statistic
-    found: Estimate | None
     verdict: Verdict
     what: str  # the number in words; without one, why there is none
+    seeds: int = 0  # that have every cell that is compared, whether or not these give a number
+    by_seed: Mapping[int, float] = dataclasses.field(default_factory=dict[int, float])  # the statistic
+    found: Estimate | None = None
     number: str = ""  # with its interval
     in_points: bool = False  # shares of images, to be shown as points of a hundred
     records: tuple[str, ...] = ()  # the keys of what it rests on
 
     @property
     def sentence(self) -> str:
-        return f"{self.what}: {self.number}" if self.number else self.what
+        if self.found is None:
+            return self.what
+        return f"{self.what}: {self.number}, {count_in_words(self.found, self.test.measure)}"
 
     @property
     def by_logarithm(self) -> bool:
         """Whether half is as far from one as double."""
-        return self.test.statistic.endswith("ratio") and min(self.by_seed.values(), default=0) > 0
+        return self.test.statistic.endswith("ratio")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +113,9 @@ class ClaimOutcome:
 
     @property
     def seeds(self) -> int:
-        """Of the test that has fewest."""
-        return min((len(test.by_seed) for test in self.tests), default=0)
+        """Those that the verdict rests on: of a claim that fails, of a test that does; else of the test that has fewest."""
+        failing = [test.seeds for test in self.tests if test.verdict == FAILS]
+        return max(failing) if failing else min((test.seeds for test in self.tests), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,44 +154,73 @@ def find_outcome(study: Study, scale: Scale, records: Mapping[str, CellRecord]) 
 def _judge(claim: Claim, scale: Scale, conditions: Sequence[Condition]) -> ClaimOutcome:
     tests = tuple(_test(test, scale, conditions) for test in claim.tests if scale.name in test.scales)
     verdicts = {test.verdict for test in tests}
-    result: ClaimVerdict = NOT_YET if all(test.sentence == NOT_YET for test in tests) else UNKNOWN
+    result: ClaimVerdict = NOT_YET if all(test.what == NOT_YET for test in tests) else UNKNOWN
     if FAILS in verdicts:
         result = FAILS
     elif verdicts == {HOLDS}:
         result = HOLDS
-    sides = [side for test in tests for side in ((test.test.a, test.test.b) if test.test.compares else (test.test.a,))]
-    is_begun = any(condition.seeds for side in sides for condition in _selected(conditions, scale, side))
+    is_begun = any(
+        condition.seeds
+        for test in tests
+        for side in _sides(test.test)
+        for condition in _selected(conditions, scale, side)
+    )
     return ClaimOutcome(claim, tests, result, is_begun)
+
+
+def _sides(test: Test) -> tuple[Selection, ...]:
+    return (test.a, test.b) if test.compares else (test.a,)
 
 
 def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutcome:
     measure = test.measure or scale.measure
     a, b = (_resolved(side, measure, scale, conditions) for side in (test.a, test.b))
-    test = dataclasses.replace(test, a=a, b=b)
-    by_seed: dict[int, float] = {}
-    for seed in scale.seeds:
-        value = _statistic(test, scale, seed, conditions)
-        if value is not None:
-            by_seed[seed] = value
-    if not by_seed:
-        return TestOutcome(test, {}, None, UNKNOWN, _no_number(test, scale, conditions))
-    found = _estimate(test, list(by_seed.values()))
-    low, high = (-math.inf if test.above is None else test.above), (math.inf if test.below is None else test.below)
-    judged = verdict(found, low, high, least=LEAST_SEEDS)
-    used = [one for seed in by_seed for side in (a, b) for one in _chosen(conditions, scale, seed, side)]
-    records = tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record)))
+    test = dataclasses.replace(test, a=a, b=b, measure=measure)
+    sides = _sides(test)
+    seeds = [
+        seed for seed in scale.seeds if all(_is_complete(conditions, scale, seed, side, measure) for side in sides)
+    ]
+    used = [one for seed in seeds for side in sides for one in _chosen(conditions, scale, seed, side)]
+    if not seeds:
+        return TestOutcome(test, UNKNOWN, _why_unmeasured(measure, scale, conditions, sides))
+    try:
+        _require_one_machine(test, used)
+        numbers = {
+            seed: _statistic(test, [_chosen(conditions, scale, seed, side) for side in sides], seed) for seed in seeds
+        }
+        found, bound = _estimate(test, list(numbers.values()))
+    except _NoNumberError as error:
+        return TestOutcome(test, UNKNOWN, str(error), len(seeds))
     in_points = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
-    number = written(found, share=in_points, signed=signed, times=counted(measure))
-    return TestOutcome(test, by_seed, found, judged, _in_words(test, measure, scale), number, in_points, records)
+    at = {-1: "at most ", 0: "", 1: "at least "}[bound]
+    return TestOutcome(
+        test,
+        _verdict(test, found, bound),
+        _in_words(test, measure, scale),
+        seeds=len(seeds),
+        by_seed={seed: one.value for seed, one in numbers.items()},
+        found=found,
+        number=at + written(found, share=in_points, signed=signed),
+        in_points=in_points,
+        records=tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record))),
+    )
 
 
-def _no_number(test: Test, scale: Scale, conditions: Sequence[Condition]) -> str:
-    sides = [_chosen(conditions, scale, seed, side) for seed in scale.seeds for side in (test.a, test.b)]
-    if test.statistic == "cost-ratio" and all(sides):
-        return f"no {spoken(test.measure or scale.measure)} can be compared: one side has more, for more {spoken(test.cost)}"
-    measured = [one for side in sides for one in side]
-    return lacks_measure(measured[0].record, test.measure or scale.measure) or NOT_YET if measured else NOT_YET
+class _NoNumberError(Exception):
+    """What was measured gives no number to test; says why."""
+
+
+class _Number(NamedTuple):
+    """Of one seed. `bound` is 1 where it may be larger, -1 where it may be smaller."""
+
+    value: float
+    bound: int = 0
+
+
+def _why_unmeasured(measure: str, scale: Scale, conditions: Sequence[Condition], sides: Sequence[Selection]) -> str:
+    measured = [one for seed in scale.seeds for side in sides for one in _chosen(conditions, scale, seed, side)]
+    return (lacks_measure(measured[0].record, measure) if measured else "") or NOT_YET
 
 
 def lacks_measure(record: CellRecord, measure: str) -> str:
@@ -198,57 +231,89 @@ def lacks_measure(record: CellRecord, measure: str) -> str:
     return f"its runs have no number {measure}; they have {', '.join(names)}"
 
 
-def _estimate(test: Test, values: Sequence[float]) -> Estimate:
-    """The mean with its interval; of ratios by their logarithms, so that half is as far from one as double."""
-    if not test.statistic.endswith("ratio") or min(values) <= 0:
-        return estimate(values)
+def _require_one_machine(test: Test, used: Sequence[Measured]) -> None:
+    """Two sides in seconds compare where one machine measured both, with nothing beside it."""
+    timed = is_timed(test.measure) or (test.statistic == "cost-ratio" and is_timed(test.cost))
+    if not test.compares or not timed:
+        return
+    records = [record for one in used for record in (*one.before, one.record)]
+    machines = sorted({str(record.hardware.get("name", "?")) for record in records})
+    if len(machines) > 1:
+        raise _NoNumberError(f"not comparable: measured on {' and '.join(machines)}")
+    if any(record.workers > 1 for record in records):
+        raise _NoNumberError("not comparable: some runs shared their machine with others; --workers 1 runs them alone")
+
+
+def _estimate(test: Test, numbers: Sequence[_Number]) -> tuple[Estimate, int]:
+    """The mean with its interval, and which way it is a bound.
+
+    Ratios by their logarithms, so that half is as far from one as double.
+    """
+    bounds = {one.bound for one in numbers} - {0}
+    if len(bounds) > 1:
+        raise _NoNumberError(
+            "not comparable: the fronts do not meet, and differ from seed to seed in which is the cheaper"
+        )
+    values = [one.value for one in numbers]
+    if not test.statistic.endswith("ratio"):
+        return estimate(values), 0
     found = estimate([math.log(value) for value in values])
     interval = None if found.interval is None else (math.exp(found.interval[0]), math.exp(found.interval[1]))
-    return Estimate(math.exp(found.mean), interval, found.n)
+    return Estimate(math.exp(found.mean), interval, found.n), next(iter(bounds), 0)
 
 
-def _statistic(test: Test, scale: Scale, seed: int, conditions: Sequence[Condition]) -> float | None:
-    measure = test.measure or scale.measure
-    sides = (test.a, test.b) if test.compares else (test.a,)
-    if not all(_is_complete(conditions, scale, seed, side, measure) for side in sides):
-        return None
-    a, b = (_chosen(conditions, scale, seed, side) for side in (test.a, test.b))
+def _verdict(test: Test, found: Estimate, bound: int) -> Verdict:
+    """Of a bound, one end of the interval is as far as numbers go."""
+    low, high = (-math.inf if test.above is None else test.above), (math.inf if test.below is None else test.below)
+    if bound and found.interval is not None:
+        start, end = found.interval
+        found = dataclasses.replace(found, interval=(start, sys.float_info.max) if bound > 0 else (0.0, end))
+    return verdict(found, low, high, least=LEAST_SEEDS)
+
+
+def _statistic(test: Test, sides: Sequence[Sequence[Measured]], seed: int) -> _Number:
+    a, b = sides[0], sides[-1]
     match test.statistic:
         case "value":
-            return statistics.fmean(value for one in a if (value := one.number(measure)) is not None)
-        case "difference":
-            return _compared(a, b, test, measure, operator.sub)
-        case "ratio":
-            return _compared(a, b, test, measure, operator.truediv)
+            return _Number(statistics.fmean(_numbers(a, test.measure)))
+        case "difference" | "ratio":
+            return _Number(_compared(a, b, test, seed))
         case "slope" | "exponent":
-            return _along(test, measure, a)
+            return _Number(_along(test, a, seed))
         case "slope-difference" | "exponent-difference":
-            of_a, of_b = _along(test, measure, a), _along(test, measure, b)
-            return None if of_a is None or of_b is None else of_a - of_b
+            return _Number(_along(test, a, seed) - _along(test, b, seed))
         case "cost-ratio":
-            (costs_a, values_a), (costs_b, values_b) = (_costs(side, test.cost, measure) for side in (a, b))
-            return cost_ratio((costs_a, values_a), (costs_b, values_b)) if costs_a and costs_b else None
+            ratio = cost_ratio(_costs(test, a, seed), _costs(test, b, seed))
+            if ratio is None:
+                dearer = f"one side has more {spoken(test.measure)} for more {spoken(test.cost)}"
+                raise _NoNumberError(f"not comparable: with seed {seed} {dearer}")
+            return _Number(ratio.ratio, int(math.copysign(ratio.is_bound, math.log(ratio.ratio))))
 
 
-def _costs(side: Sequence[Measured], cost: str, measure: str) -> tuple[list[float], list[float]]:
-    points = [(one.number(cost), one.number(measure)) for one in side]
-    known = [(spent, goodness(measure, value)) for spent, value in points if spent and value is not None]
-    return [spent for spent, _ in known], [value for _, value in known]
+def _numbers(side: Iterable[Measured], measure: str) -> list[float]:
+    return [value for one in side if (value := one.number(measure)) is not None]
 
 
-def _along(test: Test, measure: str, side: Sequence[Measured]) -> float | None:
-    """A slope over at least two places on the axis; an exponent over at least three."""
-    points = [(one.cell.values[test.along].x, one.number(measure)) for one in side]
-    known = [(x, y) for x, y in points if x is not None and y is not None]
-    xs, ys = [x for x, _ in known], [y for _, y in known]
+def _costs(test: Test, side: Sequence[Measured], seed: int) -> tuple[list[float], list[float]]:
+    costs = _numbers(side, test.cost)
+    if min(costs) <= 0:
+        raise _NoNumberError(f"not comparable: with seed {seed} a run has no {spoken(test.cost)}")
+    return costs, [goodness(test.measure, value) for value in _numbers(side, test.measure)]
+
+
+def _along(test: Test, side: Sequence[Measured], seed: int) -> float:
+    xs = [float(one.cell.values[test.along].x or math.nan) for one in side]
+    ys = _numbers(side, test.measure)
     if test.statistic.startswith("slope"):
-        return slope(xs, ys) if len(set(xs)) > 1 else None
-    return fit_power_law(xs, ys).exponent if len(set(xs)) > 2 else None
+        return slope(xs, ys)
+    if min(ys) <= 0:
+        raise _NoNumberError(
+            f"with seed {seed} {spoken(test.measure)} is {min(ys):g}, and a power law is of numbers above 0"
+        )
+    return fit_power_law(xs, ys).exponent
 
 
-def _compared(
-    a: Sequence[Measured], b: Sequence[Measured], test: Test, measure: str, how: Callable[[float, float], float]
-) -> float | None:
+def _compared(a: Sequence[Measured], b: Sequence[Measured], test: Test, seed: int) -> float:
     """a beside b, each with the one that is alike in all other axes; the mean where there are several."""
     axes = {*test.a, *test.b}
 
@@ -258,12 +323,15 @@ def _compared(
     sides: list[dict[tuple[tuple[str, str], ...], list[float]]] = [{}, {}]
     for side, measured in zip(sides, (a, b), strict=True):
         for one in measured:
-            if (value := one.number(measure)) is not None:
-                side.setdefault(rest(one), []).append(value)
-    found = [
-        how(statistics.fmean(x), statistics.fmean(sides[1][key])) for key, x in sides[0].items() if key in sides[1]
-    ]
-    return statistics.fmean(found) if found else None
+            side.setdefault(rest(one), []).extend(_numbers([one], test.measure))
+    pairs = [(statistics.fmean(x), statistics.fmean(sides[1][key])) for key, x in sides[0].items() if key in sides[1]]
+    if not pairs:
+        raise _NoNumberError(f"with seed {seed} no cell of one side is like one of the other but for what is compared")
+    if test.statistic == "difference":
+        return statistics.fmean(x - y for x, y in pairs)
+    if min(min(pair) for pair in pairs) <= 0:
+        raise _NoNumberError(f"with seed {seed} {spoken(test.measure)} is not above 0, so that there is no ratio")
+    return statistics.geometric_mean(x / y for x, y in pairs)
 
 
 def _selected(conditions: Sequence[Condition], scale: Scale, selection: Selection) -> list[Condition]:

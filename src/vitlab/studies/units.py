@@ -52,16 +52,26 @@ def shown(found: Estimate, measure: str) -> str:
     if share and not signed and found.interval is not None:  # t knows no bounds, and an accuracy has two
         low, high = found.interval
         found = dataclasses.replace(found, interval=(max(0.0, low), min(1.0, high)))
-    return written(found, share=share, signed=signed, times=counted(measure))
+    return f"{written(found, share=share, signed=signed)}, {count_in_words(found, measure)}"
 
 
-def counted(measure: str) -> str:
+def is_timed(measure: str) -> bool:
+    """Whether a number is of the machine as much as of the model."""
+    return measure in _TIMED or measure == "seconds"
+
+
+def count_in_words(found: Estimate, measure: str) -> str:
     """What an estimate is a mean of: a seed changes nothing about a speed, which is measured anew."""
-    return "measurement" if measure in _TIMED else "seed"
+    count = amount(found.n, "measurement" if measure in _TIMED else "seed")
+    return f"{count}, all alike" if _is_level(found) else count  # a formula has no spread
 
 
-def written(found: Estimate, *, share: bool, signed: bool = False, times: str = "seed") -> str:
-    """A mean with its interval and the number of seeds."""
+def _is_level(found: Estimate) -> bool:
+    return found.interval is not None and found.interval[0] == found.interval[1]
+
+
+def written(found: Estimate, *, share: bool, signed: bool = False) -> str:
+    """A mean with its interval, where it has one."""
     scale, unit = (100, " points" if signed else " %") if share else (1, "")
     sign = "+" if signed else ""
 
@@ -71,10 +81,7 @@ def written(found: Estimate, *, share: bool, signed: bool = False, times: str = 
         rounded = float(f"{value:.3g}")
         return f"{rounded:{sign},.0f}" if 1e3 <= abs(rounded) < _PLAIN else f"{value:{sign}.3g}"
 
-    seeds = amount(found.n, times)
-    if found.interval is None:
-        return f"{text(found.mean)}{unit}, {seeds}"
+    if found.interval is None or _is_level(found):
+        return f"{text(found.mean)}{unit}"
     low, high = found.interval
-    if low == high:  # a formula has no spread
-        return f"{text(found.mean)}{unit}, {seeds}, all alike"
-    return f"{text(found.mean)}{unit} ({text(low)} to {text(high)}), {seeds}"
+    return f"{text(found.mean)}{unit} ({text(low)} to {text(high)})"

@@ -125,6 +125,18 @@ def test_exact_curves_are_found_in_either_direction() -> None:
         assert law.exponent_interval == pytest.approx((exponent, exponent), abs=1e-6)
 
 
+@pytest.mark.parametrize("level", [0.63, 0.7, 0.37, 1e-9])
+def test_level_points_have_no_exponent_that_rounding_made(level: float) -> None:
+    law = fit_power_law([1.0, 2.0, 5.0, 7.0], [level] * 4)
+    assert law.exponent == 0 and law.exponent_interval == (0, 0) and law.at(3.0) == pytest.approx(level)
+
+
+def test_steep_curve_has_values_though_its_scale_is_no_number() -> None:
+    x = [1.00e15, 1.01e15, 1.02e15]
+    law = fit_power_law(x, [0.1, 0.2, 0.4])
+    assert law.scale == 0 and law.at(x[1]) == pytest.approx(0.2, rel=0.01) and law.at(1e30) == math.inf
+
+
 def test_line_covers_the_truth_in_95_percent_of_trials() -> None:
     laws = [fit_power_law(*noisy(trial)) for trial in range(1000)]
     # Of 1,000 trials at 95 %, 927 to 972 cover in all but a thousandth of cases.
@@ -192,32 +204,41 @@ def test_cost_to_reach_by_hand() -> None:
     assert cost_to_reach([], [], 0.5) is None
 
 
+Costs = tuple[list[float], list[float]]
+
+
+def ratio_of(a: Costs, b: Costs, *, bound: bool = False) -> float:
+    found = cost_ratio(a, b)
+    assert found is not None and found.is_bound == bound
+    return found.ratio
+
+
 def test_cost_ratio_of_two_exact_curves_is_their_factor() -> None:
     value = [0.5, 0.6, 0.65, 0.8]
     cost = [1.0, 3.0, 10.0, 90.0]
-    assert cost_ratio((cost, value), ([4 * c for c in cost], value)) == pytest.approx(4)
-    assert cost_ratio(([4 * c for c in cost], value), (cost, value)) == pytest.approx(1 / 4)
+    assert ratio_of((cost, value), ([4 * c for c in cost], value)) == pytest.approx(4)
+    assert ratio_of(([4 * c for c in cost], value), (cost, value)) == pytest.approx(1 / 4)
     # Points at other costs along one line, and beaten ones: only what both reach is compared.
     line_a = [2.0, 8.0, 64.0, 64.0], [1.0, 3.0, 6.0, 2.0]
     line_b = [16.0, 512.0, 3 * 2.0**11], [2.0, 7.0, 0.0]  # log2 of the cost is the value + 2, not the value
-    assert cost_ratio(line_a, line_b) == pytest.approx(4)
+    assert ratio_of(line_a, line_b) == pytest.approx(4)
 
 
 def test_cost_ratio_is_a_geometric_mean_over_all_values() -> None:
     a, b = ([1.0, 1.0001], [0.0, 1.0]), ([1.0, 16.0], [0.0, 1.0])  # from 1 to 16 times the cost
-    assert cost_ratio(a, b) == pytest.approx(4, rel=1e-3)
+    assert ratio_of(a, b) == pytest.approx(4, rel=1e-3)
     a, b = ([1.0, 2.0, 8.0, 9.0], [0.0, 0.1, 0.7, 1.2]), ([1.0, 3.0, 100.0], [-0.2, 0.31, 0.9])
     levels = np.linspace(0.0, 0.9, 100_001)
     ratios = [math.log(cost_to_reach(*b, at) or 0) - math.log(cost_to_reach(*a, at) or 0) for at in levels[::50]]
-    assert cost_ratio(a, b) == pytest.approx(math.exp(np.trapezoid(ratios, levels[::50]) / 0.9), rel=1e-6)
+    assert ratio_of(a, b) == pytest.approx(math.exp(np.trapezoid(ratios, levels[::50]) / 0.9), rel=1e-6)
 
 
 def test_cost_ratio_of_fronts_that_share_one_value_or_none() -> None:
     low, high = ([1.0, 2.0], [0.1, 0.2]), ([8.0, 9.0], [0.2, 0.4])
-    assert cost_ratio(low, high) == pytest.approx(4)
+    assert ratio_of(low, high) == pytest.approx(4)
     assert cost_ratio(low, ([8.0, 9.0], [0.3, 0.4])) is None, "more for more"
-    assert cost_ratio(low, ([0.5, 9.0], [0.3, 0.4])) == pytest.approx(1 / 4), "a bound"
-    assert cost_ratio(([0.5, 9.0], [0.3, 0.4]), low) == pytest.approx(4)
+    assert ratio_of(low, ([0.5, 9.0], [0.3, 0.4]), bound=True) == pytest.approx(1 / 4)
+    assert ratio_of(([0.5, 9.0], [0.3, 0.4]), low, bound=True) == pytest.approx(4)
     assert cost_ratio(low, ([], [])) is None
 
 

@@ -88,3 +88,12 @@ def test_records_of_evaluations_and_of_studies_lie_in_one_folder(tmp_path: Path,
     assert read_records(tmp_path / "records") == []
     (tmp_path / "records" / "other.json").write_text("{}")
     assert list(read_cells(tmp_path)) == [record.key]
+
+
+def test_two_different_records_of_one_run_are_refused(tmp_path: Path, record: CellRecord) -> None:
+    write_cell(tmp_path / "one", record)
+    write_cell(tmp_path / "two", record)
+    assert read_cells(tmp_path) == {record.key: record}, "a copy is the same record"
+    write_cell(tmp_path / "three", dataclasses.replace(record, seconds=record.seconds + 1))
+    with pytest.raises(FileProblem, match=r"one/records.*three/records.*different records of one run"):
+        read_cells(tmp_path)

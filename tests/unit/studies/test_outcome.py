@@ -1,5 +1,6 @@
 """What records say: every statistic on numbers known by hand, what is selected, and when a claim holds."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ from study_records import HEAD, SCALE, records_of, tiny_study
 
 from vitlab.evaluation.fits import t_quantile
 from vitlab.studies import outcome as module
+from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell
 from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, UNKNOWN, ClaimOutcome, find_outcome
-from vitlab.studies.units import written
+from vitlab.studies.units import count_in_words, written
 
 Level = Callable[[Cell], float]
 NUMBERS = {"A": {"1": 0.50, "2": 0.60, "4": 0.70}, "B": {"1": 0.40, "2": 0.45, "4": 0.50}}
@@ -34,13 +36,14 @@ def judged(
     flops: Callable[[Cell], float] | None = None,
     scale: str = SCALE,
     without: Callable[[Cell], bool] = lambda _: False,
+    change: Callable[[Cell, CellRecord], CellRecord] = lambda _, record: record,
 ) -> ClaimOutcome:
     study = tiny_study(folder, HEAD + claim(*tests) + scale)
     at = study.at("laptop")
     records = records_of(at, level, flops)
     outcome = find_outcome(study, at, records)
-    left = [one.record.key for row in outcome.conditions for one in row.seeds if not without(one.cell)]
-    return find_outcome(study, at, {key: records[key] for key in left}).claims[0]
+    left = [one for row in outcome.conditions for one in row.seeds if not without(one.cell)]
+    return find_outcome(study, at, {one.record.key: change(one.cell, one.record) for one in left}).claims[0]
 
 
 def only(found: ClaimOutcome) -> module.TestOutcome:
@@ -49,6 +52,7 @@ def only(found: ClaimOutcome) -> module.TestOutcome:
 
 
 AB = 'a = { kind = "A" }\nb = { kind = "B" }'
+BA = 'a = { kind = "B" }\nb = { kind = "A" }'
 STATISTICS = {
     "difference": (f'statistic = "difference"\n{AB}', (0.1 + 0.15 + 0.2) / 3),
     "difference at one place": (
@@ -148,7 +152,7 @@ def test_ends_and_numbers_are_spoken_with_their_axis(tmp_path: Path) -> None:
 
 def test_ratio_of_a_named_measure(tmp_path: Path) -> None:
     test = only(judged(tmp_path, f'statistic = "ratio"\nmeasure = "loss"\n{AB}\nbelow = 1.0'))
-    expected = (0.5 / 0.6 + 0.4 / 0.55 + 0.3 / 0.5) / 3
+    expected = (0.5 / 0.6 * 0.4 / 0.55 * 0.3 / 0.5) ** (1 / 3)
     assert test.by_seed[0] == pytest.approx(expected) and test.verdict == HOLDS
     assert test.sentence.startswith("loss of A, as a multiple of that of B: 0.7")
 
@@ -187,15 +191,114 @@ def test_cost_ratio_is_that_of_b_to_a(tmp_path: Path) -> None:
 
     found = judged(tmp_path, text, level=alike, flops=threefold)
     assert list(only(found).by_seed.values()) == pytest.approx([3.0] * 3) and found.verdict == HOLDS
-    better = judged(tmp_path, text, level=lambda cell: 0.9 if cell.labels["kind"] == "A" else 0.1, flops=threefold)
-    assert list(only(better).by_seed.values()) == pytest.approx([3.0] * 3) and better.verdict == HOLDS, (
-        "at least so much"
-    )
     for_more = judged(tmp_path, text, level=lambda cell: 0.1 if cell.labels["kind"] == "A" else 0.9, flops=threefold)
-    assert only(for_more).sentence == "no test accuracy can be compared: one side has more, for more FLOPs"
-    assert for_more.verdict == UNKNOWN
+    assert only(for_more).sentence == "not comparable: with seed 0 one side has more test accuracy for more FLOPs"
+    assert for_more.verdict == UNKNOWN and for_more.seeds == 3
     none = judged(tmp_path, text, without=lambda cell: cell.labels["kind"] == "B")
     assert only(none).sentence == "not measured yet"
+
+
+def _better(cell: Cell) -> float:
+    """Where A is, every point of it lies above those of B."""
+    return 0.9 if cell.labels["kind"] == "A" else 0.1
+
+
+def _threefold(cell: Cell) -> float:
+    return 1e9 * (3 if cell.labels["kind"] == "B" else 1)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sides", "expected"),
+    [
+        ("above = 1.0", AB, HOLDS),
+        ("above = 2.0\nbelow = 4.0", AB, UNKNOWN),
+        ("below = 2.0", AB, FAILS),
+        ("above = 4.0", AB, UNKNOWN),
+        ("below = 1.0", BA, HOLDS),
+        ("above = 0.5", BA, FAILS),
+        ("below = 0.2", BA, UNKNOWN),
+    ],
+)
+def test_fronts_that_do_not_meet_decide_only_what_their_bound_does(
+    tmp_path: Path, bounds: str, sides: str, expected: str
+) -> None:
+    found = judged(tmp_path, f'statistic = "cost-ratio"\n{sides}\n{bounds}', level=_better, flops=_threefold)
+    assert list(only(found).by_seed.values()) == pytest.approx([3.0 if sides == AB else 1 / 3] * 3)
+    assert only(found).number.startswith("at least 3" if sides == AB else "at most 0.333")
+    assert found.verdict == expected
+
+
+def test_a_seed_that_cannot_be_compared_leaves_the_claim_inconclusive(tmp_path: Path) -> None:
+    """The seeds that are left would have been selected by their outcome."""
+
+    def level(cell: Cell) -> float:
+        return _better(cell) if cell.seed else 1 - _better(cell)
+
+    found = judged(tmp_path, f'statistic = "cost-ratio"\n{AB}\nabove = 1.0', level=level, flops=_threefold)
+    assert found.verdict == UNKNOWN and only(found).sentence.startswith("not comparable: with seed 0")
+
+
+def test_ratio_is_the_inverse_of_the_ratio_the_other_way_round(tmp_path: Path) -> None:
+    def level(cell: Cell) -> float:
+        return 0.8 if (cell.labels["kind"] == "A") == (cell.labels["size"] == "1") else 0.4
+
+    one, other = (only(judged(tmp_path, f'statistic = "ratio"\n{sides}\nabove = 1.0')) for sides in (AB, BA))
+    assert one.by_seed[0] * other.by_seed[0] == pytest.approx(1)
+    assert only(judged(tmp_path, f'statistic = "ratio"\n{AB}\nabove = 1.0', level=level)).by_seed[0] < 1
+
+
+@pytest.mark.parametrize("kind", ["A", "B"])
+def test_there_is_no_ratio_of_zero(tmp_path: Path, kind: str) -> None:
+    found = judged(
+        tmp_path, f'statistic = "ratio"\n{AB}\nabove = 1.0', level=lambda cell: float(cell.labels["kind"] != kind)
+    )
+    assert found.verdict == UNKNOWN and "with seed 0 test accuracy is not above 0" in only(found).sentence
+
+
+def test_there_is_no_exponent_of_zero(tmp_path: Path) -> None:
+    text = 'statistic = "exponent"\nalong = "size"\na = { kind = "A" }\nabove = 0.0'
+    found = judged(tmp_path, text, level=lambda cell: float(cell.labels["size"] != "2"))
+    assert found.verdict == UNKNOWN and only(found).sentence.startswith("with seed 0 test accuracy is 0, and")
+
+
+def test_exponent_of_what_does_not_change_decides_nothing(tmp_path: Path) -> None:
+    text = 'statistic = "exponent"\nalong = "size"\na = { kind = "A" }\nabove = 0.0'
+    found = judged(tmp_path, text, level=lambda _: 0.63)
+    assert set(only(found).by_seed.values()) == {0.0} and found.verdict == UNKNOWN
+
+
+@pytest.mark.parametrize("statistic", ["ratio", "cost-ratio"])
+def test_times_of_two_machines_or_of_a_shared_one_are_not_compared(tmp_path: Path, statistic: str) -> None:
+    how = 'measure = "images_per_second"' if statistic == "ratio" else 'cost = "seconds"'
+    text = f'statistic = "{statistic}"\n{how}\n{AB}\nabove = 0.1'
+
+    def rated(cell: Cell, record: CellRecord) -> CellRecord:
+        numbers = {**record.numbers, "images_per_second": 10.0 if cell.labels["kind"] == "A" else 1.0}
+        return dataclasses.replace(record, numbers=numbers, workers=1)
+
+    def elsewhere(cell: Cell, record: CellRecord) -> CellRecord:
+        return dataclasses.replace(rated(cell, record), hardware={"name": f"machine of {cell.labels['kind']}"})
+
+    def shared(cell: Cell, record: CellRecord) -> CellRecord:
+        return dataclasses.replace(rated(cell, record), workers=1 + (cell.labels["kind"] == "B"))
+
+    assert only(judged(tmp_path, text, change=rated)).found is not None
+    two = only(judged(tmp_path, text, change=elsewhere))
+    assert two.sentence == "not comparable: measured on machine of A and machine of B" and two.verdict == UNKNOWN
+    beside = only(judged(tmp_path, text, change=shared))
+    assert "some runs shared their machine" in beside.sentence and beside.verdict == UNKNOWN
+
+
+def test_a_claim_that_fails_counts_the_seeds_of_the_test_that_does(tmp_path: Path) -> None:
+    lacking = 'statistic = "value"\nmeasure = "accuracy"\nabove = 0.0'
+    found = judged(tmp_path, 'statistic = "value"\nabove = 1.0', lacking)
+    assert found.verdict == FAILS and found.seeds == 3
+    assert judged(tmp_path, 'statistic = "value"\nabove = 0.0', lacking).seeds == 0
+
+
+def test_records_of_a_claim_are_those_that_its_number_is_made_of(tmp_path: Path) -> None:
+    (test,) = judged(tmp_path, 'statistic = "value"\na = { kind = "A", size = "1" }\nabove = 0.0').tests
+    assert len(test.records) == 3, "one for each seed, none of what it is not compared with"
 
 
 def test_cost_ratio_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> None:
@@ -312,5 +415,6 @@ def test_claim_without_measurements_has_no_verdict(tmp_path: Path) -> None:
 def test_numbers_are_written_with_their_unit(tmp_path: Path) -> None:
     found = only(judged(tmp_path, YES)).found
     assert found is not None
-    assert written(found, share=True, signed=True) == "+15.00 points, 3 seeds, all alike"
-    assert written(found, share=False) == "0.15, 3 seeds, all alike"
+    assert written(found, share=True, signed=True) == "+15.00 points"
+    assert written(found, share=False) == "0.15"
+    assert count_in_words(found, "top1") == "3 seeds, all alike"
