@@ -55,7 +55,7 @@ results: $(V)/.demo
 	rm -rf docs/results/studies docs/results/claims.md docs/results/claims.svg
 	$(BIN)/vitlab study report claims --records docs/results/records --out docs/results/claims.md
 	for study in $$(basename --suffix .toml src/vitlab/studies/book/*.toml); do \
-	    $(BIN)/vitlab study report $$study --scale gpu --records docs/results/records --out docs/results/studies/$$study.md; done
+	    $(BIN)/vitlab study report $$study --records docs/results/records --out docs/results/studies/$$study.md; done
 
 bench: $(O)/.servers
 	$(O)/bin/python bench/models.py --write docs/results/model-speed-cpu.md

@@ -510,32 +510,34 @@ def test_every_figure_and_table_of_the_paper_has_a_command_that_there_is() -> No
     assert named <= known and {row.name for row in vitlab.list_studies() if row.kind == "study"} <= named
 
 
-def test_claims_are_what_the_records_say() -> None:
+def test_claims_are_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitlab.studies.cell_records import read_cells
-    from vitlab.studies.claims import report_claims
+    from vitlab.studies.claims import ClaimsReport, report_claims
 
-    made = report_claims(read_cells(DOCS / "results" / "records"), scale=None, out=None)
-    how = "without both files: vitlab study report claims --records docs/results/records --out docs/results/claims.md"
-    assert made.markdown() == _read("results/claims.md"), how
-    assert made.picture().decode() == _read("results/claims.svg"), how
+    folder = Path("docs/results/records")
+    rows = report_claims(read_cells(DOCS.parent / folder), scale=None, out=None).rows
+    monkeypatch.chdir(DOCS.parent)
+    made = ClaimsReport(rows, Path("docs/results/claims.md"), folder)
+    assert made.markdown() == _read("results/claims.md"), "make results"
+    assert made.picture().decode() == _read("results/claims.svg"), "make results"
 
 
-def test_tables_of_the_studies_are_those_of_the_records() -> None:
-    """`vitlab study report NAME --scale gpu --records docs/results/records --out FILE.md` has each of them."""
-    from vitlab.studies.cell_records import read_cells
-    from vitlab.studies.outcome import find_outcome
-    from vitlab.studies.study import read_study
-    from vitlab.studies.study_report import to_markdown
+def test_pages_of_the_studies_are_those_of_the_records(tmp_path: Path) -> None:
+    from vitlab.studies.reporting import report_study
+    from vitlab.studies.study import list_study_names
 
-    page, records = _read("results/studies-h200.md"), read_cells(DOCS / "results" / "records")
-    sections = page.split("\n## ")[1:]
-    names = [re.findall(r"`vitlab study run\s+([\w-]+)\s+--scale gpu`", section) for section in sections]
-    assert sum(map(len, names)) >= 11, "a section for each study"
-    for section, found in zip(sections, names, strict=True):
-        for name in found:
-            study = read_study(name)
-            outcome = find_outcome(study, study.at("gpu"), records)
-            table = to_markdown(outcome, "", "").partition("## Every condition")[2].partition("| ")
-            assert (table[1] + table[2]).partition("\n\n")[0] in section, name
-            if outcome.measured < outcome.cells:
-                assert f"{outcome.measured} of its {outcome.cells} cells" in section.replace("\n", " "), name
+    there = {path.name: path.read_bytes() for path in (DOCS / "results" / "studies").iterdir()}
+    for name in list_study_names():
+        report_study(name, records=DOCS / "results" / "records", out=tmp_path / f"{name}.md")
+    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(made) == sorted(there) and made == there, "make results"
+
+
+def test_each_study_has_its_place_in_the_results() -> None:
+    from vitlab.studies.study import list_study_names
+
+    page = _read("results/studies-h200.md")
+    linked = re.findall(r"\]\(studies/([\w-]+)\.md\)", page)
+    assert sorted(linked) == list_study_names()
+    drawn = re.findall(r"\]\((studies/[\w-]+\.svg)\)", page)
+    assert len(drawn) >= len(linked) and all((DOCS / "results" / path).is_file() for path in drawn)

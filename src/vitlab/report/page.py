@@ -206,6 +206,7 @@ class Verdict:
     good: bool | None = None
     where: str = ""
     note: str = ""
+    post_hoc: str = ""  # what was set or changed after results had been seen
     command: str = ""
 
 

@@ -1,6 +1,7 @@
 """`vitlab study report claims`: every claim of the paper that a study tests, and whether it holds here."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from vitlab.core.command import command_line
 from vitlab.core.errors import UsageError
 from vitlab.report.forest import ForestRow, draw_forest
 from vitlab.report.page import Report, Verdicts, render
-from vitlab.studies.cell_records import CellRecord
+from vitlab.studies.cell_records import CELLS, RECORDS, CellRecord
 from vitlab.studies.outcome import (
+    FAILS,
+    HOLDS,
     LEAST_SEEDS,
     ClaimOutcome,
     Outcome,
@@ -19,16 +22,19 @@ from vitlab.studies.outcome import (
     find_outcome,
 )
 from vitlab.studies.study import SCALES, list_study_names, read_study
-from vitlab.studies.study_report import HOW_DRAWN, HOW_JUDGED, markdown_table, strip_of, verdict_row
+from vitlab.studies.study_report import HOW_DRAWN, HOW_JUDGED, markdown_table, notes_of, strip_of, verdict_row
 
 CLAIMS = "claims"
 
+_KEY_LETTERS = 6  # of a record's key that are shown where it is a link
 _TITLE = "The paper's claims, measured here"
 _INTERVALS = (
     "Intervals are of Student's t, paired over seeds where two conditions are compared; each is of 95 % by itself, so that of "
-    "many claims one or two may be decided by chance."
+    "many claims one or two may be decided by chance. All seeds are tested on the same images, so that what other test images "
+    "would give is in no interval. `laptop`, `gpu` and `paper` are the scales of each study: minutes on two cores, a reduced "
+    "grid for one GPU, and the grid of the paper."
 )
-_HEADER = ("the paper says", "where", "measured here", "scale", "verdict", "command")
+_HEADER = ("verdict", "the paper says", "where", "measured here", "notes", "command")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +45,7 @@ class ClaimRow:
     scale: str
     found: ClaimOutcome
     unfinished: tuple[str, ...] = ()  # larger scales with too few seeds of this claim
+    others: tuple[tuple[str, str], ...] = ()  # other scales with another verdict that is decided
 
     @property
     def verdict(self) -> str:
@@ -48,15 +55,18 @@ class ClaimRow:
     def command(self) -> str:
         return command_line("study run", self.study, options={"scale": self.scale})
 
-    def begun(self) -> list[str]:
-        """That a larger scale may say something else, where it is begun."""
-        return [f"the scale {scale} has too few seeds so far" for scale in self.unfinished]
+    def elsewhere(self) -> list[str]:
+        """What other scales say, or may say once they are finished."""
+        said = [f"at the scale {scale}: {verdict}" for scale, verdict in self.others]
+        return [*said, *(f"the scale {scale} has too few seeds so far" for scale in self.unfinished)]
+
+    @property
+    def measured(self) -> str:
+        return "; ".join([*(test.sentence for test in self.found.tests), *self.elsewhere()])
 
     def cells(self) -> tuple[str, ...]:
         claim = self.found.claim
-        measured = "; ".join([*(test.sentence for test in self.found.tests), *self.begun()])
-        says = f"{claim.says} ({claim.note})" if claim.note else claim.says
-        return says, claim.where, measured, self.scale, self.verdict, self.command
+        return self.verdict, claim.says, claim.where, self.measured, notes_of(claim), f"`{self.command}`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,16 +75,28 @@ class ClaimsReport:
 
     rows: tuple[ClaimRow, ...]
     out: Path | None = None
+    records: Path | None = None  # the folder they lie in
 
     def measured(self) -> str:
         """`19 of 30 claims hold here, 3 do not, 8 are inconclusive at this scale`."""
         return " ".join(count_verdicts(row.found.verdict for row in self.rows))
 
+    def post_hoc(self) -> str:
+        """How many were tested by what had been seen: these are explored, not confirmed."""
+        marked = [row for row in self.rows if row.found.claim.post_hoc]
+        holding = sum(row.verdict == HOLDS for row in self.rows)
+        among = sum(row.verdict == HOLDS for row in marked)
+        return (
+            f"Of {len(marked)} of the {len(self.rows)} claims, {among} of the {holding} that hold here among them, the test, "
+            "a bound or the seeds were set or changed after results had been seen: post hoc."
+        )
+
     def text(self) -> str:
-        lines = [self.measured(), ""]
+        lines = [self.measured(), self.post_hoc(), ""]
         for row in self.rows:
-            says, where, measured, scale, verdict, command = row.cells()
-            lines += [f"{verdict}: {says} ({where})", f"  {scale}: {measured}", f"  {command}"]
+            claim = row.found.claim
+            lines += [f"{row.verdict}: {claim.says} ({claim.where})", f"  {row.scale}: {row.measured}"]
+            lines += [f"  {line}" for line in (notes_of(claim), row.command) if line]
         return "\n".join(lines)
 
     def sentences(self) -> list[str]:
@@ -83,29 +105,38 @@ class ClaimsReport:
     def to_json(self) -> dict[str, Any]:
         rows = [
             {
-                "claim": row.found.claim.name,
+                "claim": claim.name,
                 "study": row.study,
-                **dict(zip(("says", "where", "measured", "scale", "verdict", "command"), row.cells(), strict=True)),
+                "says": claim.says,
+                "where": claim.where,
+                "measured": row.measured,
+                "scale": row.scale,
+                "verdict": row.verdict,
+                "note": claim.note,
+                "post_hoc": claim.post_hoc,
+                "command": row.command,
                 "records": list(row.found.records),
             }
             for row in self.rows
+            for claim in [row.found.claim]
         ]
         return {"claims": rows, "out": None if self.out is None else str(self.out)}
 
     def markdown(self) -> str:
+        links = self._links()
         parts = [
             f"# {_TITLE}",
             "",
-            "Made by `vitlab study report claims --records docs/results/records` from [records](records/README.md) alone.",
+            f"Made by `{self._command()}` from records alone.",
             f"{HOW_JUDGED} Otherwise it is inconclusive at this scale. {_INTERVALS}",
             "",
-            f"{self.measured()}.",
+            f"{self.measured()}. {self.post_hoc()}",
             "",
             f"![{self.measured()}]({_picture_of(self.out or Path(CLAIMS)).name})",
             "",
             HOW_DRAWN,
             "",
-            *markdown_table(_HEADER, [(*row.cells()[:-1], f"`{row.command}`") for row in self.rows]),
+            *markdown_table(_HEADER, [row.cells() for row in self.rows]),
             "",
             "## What was trained",
             "",
@@ -118,11 +149,28 @@ class ClaimsReport:
             "",
             *markdown_table(
                 ("the paper says", "study", "records"),
-                [(row.found.claim.says, row.study, ", ".join(row.found.records) or "none yet") for row in self.rows],
+                [
+                    (
+                        row.found.claim.says,
+                        row.study,
+                        ", ".join(_record_link(key, links) for key in row.found.records) or "none yet",
+                    )
+                    for row in self.rows
+                ],
             ),
             "",
         ]
         return "\n".join(parts)
+
+    def _command(self) -> str:
+        return command_line("study report", CLAIMS, options={"records": self.records} if self.records else {})
+
+    def _links(self) -> str:
+        """The folder of the records from where the report is written, so that both may be taken elsewhere together."""
+        if self.records is None or self.out is None:
+            return ""
+        place = next(one for one in (self.records, self.records / RECORDS) if (one / CELLS).is_dir())
+        return Path(os.path.relpath(place / CELLS, self.out.parent)).as_posix()
 
     def picture(self) -> bytes:
         """All claims below each other, each with its numbers: an SVG file."""
@@ -144,10 +192,12 @@ class ClaimsReport:
 
     def page(self) -> str:
         sections = [
-            Verdicts(title, f"{question} {about}", [verdict_row(row.found, row.command, row.begun()) for row in rows])
+            Verdicts(
+                title, f"{question} {about}", [verdict_row(row.found, row.command, row.elsewhere()) for row in rows]
+            )
             for title, question, about, rows in self._by_study()
         ]
-        how = f"{HOW_JUDGED} {_INTERVALS} {HOW_DRAWN}"
+        how = f"{self.post_hoc()} {HOW_JUDGED} {_INTERVALS} {HOW_DRAWN}"
         return render(Report(_TITLE, self.measured(), how, [], sections, "from records alone"))
 
     def _by_study(self) -> list[tuple[str, str, str, list[ClaimRow]]]:
@@ -162,12 +212,14 @@ class ClaimsReport:
         ]
 
 
-def report_claims(records: Mapping[str, CellRecord], *, scale: str | None, out: Path | None) -> ClaimsReport:
-    """Every claim of every study that ships; with `scale`, at that one alone."""
+def report_claims(
+    records: Mapping[str, CellRecord], *, scale: str | None, out: Path | None, folder: Path | None = None
+) -> ClaimsReport:
+    """Every claim of every study that ships; with `scale`, at that one alone. `folder` is where the records lie."""
     if scale is not None and scale not in SCALES:
         raise UsageError(f"'{scale}' is not a scale; there are {', '.join(SCALES)}")
     rows = [row for name in list_study_names() for row in _rows(name, records, scale)]
-    report = ClaimsReport(tuple(rows), out)
+    report = ClaimsReport(tuple(rows), out, folder)
     if out is not None:
         fsio.make_folder(out.parent)
         if out.suffix == ".md":
@@ -177,6 +229,10 @@ def report_claims(records: Mapping[str, CellRecord], *, scale: str | None, out: 
         else:
             fsio.write_new_file(out, report.page())
     return report
+
+
+def _record_link(key: str, folder: str) -> str:
+    return f"[{key[:_KEY_LETTERS]}]({folder}/{key}.json)" if folder else key
 
 
 def _picture_of(out: Path) -> Path:
@@ -204,4 +260,7 @@ def _row(name: str, claim: str, outcomes: Mapping[str, Outcome]) -> ClaimRow | N
     best = known[-1] if found[known[-1]].seeds else known[0]
     larger = list(found)[list(found).index(best) + 1 :]
     scale = next(one for one in found if found[one].records == found[best].records)  # the fewest runs that it rests on
-    return ClaimRow(name, scale, found[scale], tuple(one for one in larger if found[one].is_begun))
+    others = [
+        (one, found[one].verdict) for one in found if found[one].verdict in {HOLDS, FAILS} - {found[scale].verdict}
+    ]
+    return ClaimRow(name, scale, found[scale], tuple(one for one in larger if found[one].is_begun), tuple(others))

@@ -51,11 +51,12 @@ def report_study(options: StudyReportOptions) -> StudyReport | TableReport | Cla
         return report_table(options.name, records=options.records, out=options.out, gpu_tflops=options.gpu_tflops)
     place = require_file(options.out)
     if options.name == CLAIMS:
-        return report_claims(_records(options.records), scale=options.scale, out=place)
+        folder, records = _records(options.records)
+        return report_claims(records, scale=options.scale, out=place, folder=folder)
     if not options.name.endswith(".toml") and options.name not in list_study_names():
         known = [CLAIMS, *list_study_names(), *published_tables()]
         raise UnknownName("study", options.name, known, hint="See `vitlab study list`.")
-    study, records = read_study(options.name), _records(options.records)
+    study, (_, records) = read_study(options.name), _records(options.records)
     outcome = find_outcome(study, study.at(options.scale or _largest(study, records)), records)
     report = StudyReport(outcome, place)
     if place is not None:
@@ -73,14 +74,15 @@ def report_study(options: StudyReportOptions) -> StudyReport | TableReport | Cla
     return report
 
 
-def _records(folder: str | Path | None) -> dict[str, CellRecord]:
-    """Those of a folder; by default of the last studies here, then of vitlab's own results."""
+def _records(folder: str | Path | None) -> tuple[Path | None, dict[str, CellRecord]]:
+    """A folder with those in it; by default of the last studies here, then of vitlab's own results."""
     if folder is not None:
         if not Path(folder).is_dir():
             raise FileProblem(f"{folder} is not a folder of records")
-        return read_cells(Path(folder))
+        return Path(folder), read_cells(Path(folder))
     places = [_STUDIES, RECORDS, Path(__file__).parents[3] / RECORDS]
-    return next((found for place in places if place.is_dir() and (found := read_cells(place))), {})
+    found = ((place, read_cells(place)) for place in places if place.is_dir())
+    return next(((place, cells) for place, cells in found if cells), (None, {}))
 
 
 def _largest(study: Study, records: dict[str, CellRecord]) -> str:

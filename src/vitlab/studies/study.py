@@ -126,6 +126,7 @@ class Claim:
     where: str  # in the paper
     tests: tuple[Test, ...]
     note: str = ""  # how the scale differs from the paper's
+    post_hoc: str = ""  # what of its tests, their bounds or their seeds was set or changed after results had been seen
 
     def is_tested_at(self, scale: str) -> bool:
         return any(scale in test.scales for test in self.tests)

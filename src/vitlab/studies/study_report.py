@@ -25,6 +25,7 @@ from vitlab.studies.outcome import (
     count_verdicts,
 )
 from vitlab.studies.printed import printed_plot
+from vitlab.studies.study import Claim
 from vitlab.studies.study_plots import Drawn, draw_all
 from vitlab.studies.tables import in_cell, printed_table
 from vitlab.studies.units import shown, spoken
@@ -56,7 +57,8 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         value = NOT_YET if found is None else shown(found, scale.measure)
         lines.append(f"  {condition.name:<{width}}  {value}")
     for one in outcome.claims:
-        lines.append(f"{one.verdict}: {one.claim.says} ({one.claim.where})")
+        verdict = f"{one.verdict} (post hoc)" if one.claim.post_hoc else one.verdict
+        lines.append(f"{verdict}: {one.claim.says} ({one.claim.where})")
         lines += [f"  {test.sentence}" for test in one.tests]
     return [*lines, *(sentence for drawn in draw_all(outcome, "") for sentence in drawn.sentences)]
 
@@ -88,6 +90,7 @@ def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
                 "claim": one.claim.name,
                 "says": one.claim.says,
                 "where": one.claim.where,
+                "post_hoc": one.claim.post_hoc,
                 "verdict": one.verdict,
                 "tests": [
                     {
@@ -199,7 +202,13 @@ HOW_JUDGED = (
     "it lies elsewhere."
 )
 HOW_DRAWN = "Shaded is where the claim says the number lies; each dot is a seed, the bar their mean with its interval."
+WHAT_POST_HOC = "Post hoc says what of a test was set or changed after results had been seen."
 _GOOD = {HOLDS: True, FAILS: False}  # green or red; grey where nothing can be told
+
+
+def notes_of(claim: Claim) -> str:
+    """What a reader must know of how a claim is tested."""
+    return "; ".join(filter(None, [claim.note, f"post hoc: {claim.post_hoc}" if claim.post_hoc else ""]))
 
 
 def verdict_row(one: ClaimOutcome, command: str = "", also: Sequence[str] = ()) -> Verdict:
@@ -207,7 +216,7 @@ def verdict_row(one: ClaimOutcome, command: str = "", also: Sequence[str] = ()) 
     good = _GOOD.get(one.verdict)
     claim = one.claim
     measured = [*((test.sentence, strip_of(test)) for test in one.tests), *((line, None) for line in also)]
-    return Verdict(claim.says, one.verdict, measured, good, claim.where, claim.note, command)
+    return Verdict(claim.says, one.verdict, measured, good, claim.where, claim.note, claim.post_hoc, command)
 
 
 def strip_of(test: TestOutcome) -> Strip | None:
@@ -263,11 +272,17 @@ def to_markdown(outcome: Outcome, command: str, prefix: str) -> str:
     parts += _pictures(build_page(outcome, command), prefix)
     if outcome.claims:
         rows = [
-            (one.claim.says, one.claim.where, "; ".join(test.sentence for test in one.tests), one.verdict)
-            for one in outcome.claims
+            (
+                claim.verdict,
+                claim.claim.says,
+                claim.claim.where,
+                "; ".join(test.sentence for test in claim.tests),
+                notes_of(claim.claim),
+            )
+            for claim in outcome.claims
         ]
-        parts += ["## Claims", "", HOW_JUDGED, ""]
-        parts += [*markdown_table(("the paper says", "where", "measured", "verdict"), rows), ""]
+        parts += ["## Claims", "", f"{HOW_JUDGED} {WHAT_POST_HOC}", ""]
+        parts += [*markdown_table(("verdict", "the paper says", "where", "measured here", "notes"), rows), ""]
     table = _conditions_table(outcome)
     parts += [f"## {table.title}", "", table.caption, "", *markdown_table(table.header, table.rows), ""]
     found = [sentence for drawn in draw_all(outcome, command) for sentence in drawn.sentences]

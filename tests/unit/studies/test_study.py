@@ -233,6 +233,7 @@ def test_only_claims_about_what_a_scale_lacks_are_left_out_of_it() -> None:
         if not any(scale in test.scales for test in claim.tests)
     }
     assert left_out == {
+        ("comparable-at-medium", "laptop"),
         ("vit-wins-large", "laptop"),
         ("vit-gains-more-from-data", "laptop"),
         ("scaling-all-helps", "laptop"),
