@@ -4,9 +4,9 @@
     python docs/build.py --site FOLDER
 
 The pages are copied to a temporary folder first, because the builder runs no code of ours: fences lose their `no-run`, which
-only docs/execute.py reads; the pages of the Python reference are made from docstrings by docs/api.py; and patterns in the
-navigation become lists of pages, so that a new result or decision is found without a second edit. A broken link or anchor
-fails the build.
+only docs/execute.py reads; the pages of the Python reference are made from docstrings by docs/api.py; studies get their
+interactive pages; and patterns in the navigation become lists of pages, so that a new result or decision is found without a
+second edit. A broken link or anchor fails the build.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # where the tests load this file by its path
 import api
 
+from vitlab.studies.reporting import report_study
+
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 
@@ -27,7 +29,8 @@ ROOT = DOCS.parent
 def stage(folder: Path) -> None:
     """Write what the builder reads: zensical.toml, and the pages under docs/."""
     docs = folder / "docs"
-    shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("*.py", "__pycache__", "*.json"))
+    shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    add_interactive_pages(docs / "results")
     for page in docs.rglob("*.md"):
         page.write_text(without_marks(page.read_text(encoding="utf-8")), encoding="utf-8")
     (docs / "reference" / "api").mkdir()
@@ -35,6 +38,16 @@ def stage(folder: Path) -> None:
         (docs / "reference" / "api" / name).write_text(text, encoding="utf-8")
     settings = (ROOT / "zensical.toml").read_text(encoding="utf-8")
     (folder / "zensical.toml").write_text(with_pages(settings, docs), encoding="utf-8")
+
+
+def add_interactive_pages(results: Path) -> None:
+    """Beside each report of a study, and that of the claims, the same as a page with plots to point at."""
+    for report in [results / "claims.md", *sorted((results / "studies").glob("*.md"))]:
+        page = report.with_name(f"{report.stem}-interactive.html")
+        report_study(report.stem, records=results / "records", out=page)
+        title, _, text = report.read_text(encoding="utf-8").partition("\n")
+        link = f"[This page with plots that show their runs where you point]({page.name}), as vitlab writes it."
+        report.write_text(f"{title}\n\n{link}\n{text}", encoding="utf-8")
 
 
 def without_marks(markdown: str) -> str:
