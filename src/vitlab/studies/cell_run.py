@@ -147,7 +147,7 @@ def _inspect(run: StudyRun, place: Path, start: Path | None, machine: Mapping[st
     result = inspect(model, data or (), figures=_FIGURES, out=place, photos=1, **machine)
     uniform_px = result.numbers["model"].get("attention", {}).get("uniform_distance_px")
     command = command_line("inspect", model, *([data] if data else []), options={"figures": ",".join(_FIGURES)})
-    numbers = numbers_of(result.arrays, result.grid, uniform_px)
+    numbers = numbers_of(result.arrays, uniform_px)
     return _Done(load(model, device="cpu", quiet=True).model.spec, data, numbers, command)
 
 
