@@ -12,7 +12,7 @@ from vitlab.models.spec import ViTSpec
 from vitlab.studies.cell_run import execute_run
 from vitlab.studies.grid import StudyRun
 from vitlab.studies.inspected import low_frequency_share, numbers_of, read_heads, row_column_excess
-from vitlab.studies.study import Stage
+from vitlab.studies.study import Stage, read_study
 from vitlab.weights.bundle import Bundle, save_bundle
 
 
@@ -67,12 +67,28 @@ def test_low_frequencies_by_the_variance_that_a_filter_explains() -> None:
     assert low_frequency_share(np.zeros((2, 1, 8, 8)), np.ones(2)) == 0
 
 
+PATCHES = {"laptop": 14, "paper": 16}  # of the model that is inspected there
+
+
+@pytest.mark.parametrize("scale", PATCHES)
+def test_published_filters_must_be_five_points_above_white_noise(scale: str) -> None:
+    patch = PATCHES[scale]
+    noise = low_frequency_share(np.eye(patch**2).reshape(-1, 1, patch, patch), np.ones(patch**2))
+    claims = {claim.name: claim for claim in read_study("inside-published").claims}
+    (test,) = (test for test in claims["published-filters-like-cnn"].tests if scale in test.scales)
+    assert test.above == pytest.approx(noise + 0.05, abs=0.0005)
+
+
 def test_positions_may_be_finer_than_the_inspected_image(tmp_path: Path) -> None:
-    """As those of DINOv2 are, of 518 pixels, for images of 224."""
+    """As those of DINOv2 are, of 518 pixels, for images of 224. The seed of published weights chooses photos."""
     spec = ViTSpec(width=8, depth=1, mlp_dim=8, heads=2, patch=4, image_size=(24, 24), num_classes=0)
     save_bundle(tmp_path / "model", Bundle(build(spec, seed=0), Preprocess(image_size=(16, 16)), (), "card", {}))
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "photos" / "black.png")
     stage = Stage(verb="inspect", init=str(tmp_path / "model"), data=str(tmp_path / "photos"))
-    record = execute_run(StudyRun("key", stage, 0, None), tmp_path / "out", None, device="cpu", threads=1)
-    assert -1 < record.numbers["row_column_excess"] < 1
+    records = [
+        execute_run(StudyRun("key", stage, seed, None), tmp_path / str(seed), None, device="cpu", threads=1)
+        for seed in (0, 1)
+    ]
+    assert -1 < records[0].numbers["row_column_excess"] < 1
+    assert "--seed" not in records[0].command and records[1].command.endswith(" --seed 1")
