@@ -524,11 +524,12 @@ def test_claims_are_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_pages_of_the_studies_are_those_of_the_records(tmp_path: Path) -> None:
     from vitlab.studies.reporting import report_study
-    from vitlab.studies.study import list_study_names
+    from vitlab.studies.study import list_study_names, read_study
 
     there = {path.name: path.read_bytes() for path in (DOCS / "results" / "studies").iterdir()}
     for name in list_study_names():
-        report_study(name, records=DOCS / "results" / "records", out=tmp_path / f"{name}.md")
+        scale = "gpu" if "gpu" in read_study(name).scales else "laptop"
+        report_study(name, records=DOCS / "results" / "records", scale=scale, out=tmp_path / f"{name}.md")
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert sorted(made) == sorted(there) and made == there, "make results"
 

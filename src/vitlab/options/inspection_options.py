@@ -27,7 +27,12 @@ class InspectOptions(Inference):
     )
     figures: Sequence[str] | None = opt(None, f"Only these: {', '.join(FIGURES)}.", "NAME,NAME", parse=names)
     photos: int = opt(8, "How many of the images are shown, evenly spread.", "N")
-    max_images: int = opt(128, "How many are measured for attention distance, entropy and CKA; the paper: 128.", "N")
+    max_images: int = opt(
+        128,
+        "How many are measured for attention distance, entropy and CKA, evenly spread; the paper: 128. "
+        "Another --seed takes others.",
+        "N",
+    )
     columns: Columns = None
     part: Part = None
     image_size: int | Sequence[int] | None = opt(

@@ -151,7 +151,7 @@ def inspect(options: InspectOptions) -> InspectResult:
         photos = Photos((), ())
         if dataset is not None:
             photos = choose_photos(dataset, loaded[0], options.photos, console)
-            measured = _spread(dataset, options.max_images)
+            measured = _spread(dataset, options.max_images, options.seed)
             found = [measure_attention(one, measured, inference, request, console) for one in found]
             found = [inspect_photos(one, photos, request, console) for one in found]
         console.say("drawing")
@@ -242,11 +242,15 @@ def _short_names(models: Sequence[str | Path]) -> list[str]:
     return [f"{name} ({letter})" for name, letter in zip(names, "AB", strict=False)]
 
 
-def _spread(dataset: Dataset, count: int) -> Dataset:
-    """`count` images, evenly spread."""
+def _spread(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """`count` images, evenly spread; those of another seed are others, as long as there are enough."""
     if len(dataset) <= count:
         return dataset
-    return dataset.subset(torch.linspace(0, len(dataset) - 1, count).round().long())
+    left, chosen = torch.arange(len(dataset)), torch.empty(0)
+    for _ in range(seed % (len(dataset) // count) + 1):  # the images of seed 0, of seed 1, ...
+        left = left[~torch.isin(left, chosen)]
+        chosen = left[torch.linspace(0, len(left) - 1, count).round().long()]
+    return dataset.subset(chosen)
 
 
 def _npz(arrays: Mapping[str, Array]) -> bytes:

@@ -144,10 +144,13 @@ def _few_shot(run: StudyRun, place: Path, start: Path | None, machine: Mapping[s
 
 def _inspect(run: StudyRun, place: Path, start: Path | None, machine: Mapping[str, Any]) -> _Done:
     model, data = _measured(run, place, start), run.stage.data
-    result = inspect(model, data or (), figures=_FIGURES, out=place, photos=1, **machine)
+    # Published weights are the same for every seed: what it chooses is the photos. Trained ones are all shown the same.
+    seed = run.seed if run.stage.init else 0
+    result = inspect(model, data or (), figures=_FIGURES, out=place, photos=1, seed=seed, **machine)
     uniform_px = result.numbers["model"].get("attention", {}).get("uniform_distance_px")
-    command = command_line("inspect", model, *([data] if data else []), options={"figures": ",".join(_FIGURES)})
-    numbers = numbers_of(result.arrays, result.grid, uniform_px)
+    options = {"figures": ",".join(_FIGURES), "seed": seed or None}
+    command = command_line("inspect", model, *([data] if data else []), options=options)
+    numbers = numbers_of(result.arrays, uniform_px)
     return _Done(load(model, device="cpu", quiet=True).model.spec, data, numbers, command)
 
 

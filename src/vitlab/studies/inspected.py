@@ -1,6 +1,6 @@
 """What Figures 7 and 11 show, as numbers that a claim can be tested on.
 
-Letters: L layers, H heads, N patches, K filters, C channels, P patch side.
+Letters: L layers, H heads, Y and X a grid of positions, N its positions in raster order, K filters, C channels, P patch side.
 """
 
 import re
@@ -14,13 +14,13 @@ _LOW, _HIGH = 0.5, 0.75  # of the distance of uniform attention: below is local,
 _HALF = 0.5  # of the highest frequency that a patch can hold
 
 
-def numbers_of(arrays: Mapping[str, Array], grid: tuple[int, int], uniform_px: float | None) -> dict[str, float]:
+def numbers_of(arrays: Mapping[str, Array], uniform_px: float | None) -> dict[str, float]:
     """Every number that the arrays of `vitlab inspect` allow."""
     found: dict[str, float] = {}
     if "attention_distance" in arrays and uniform_px:
         found |= _distances(arrays["attention_distance"] / uniform_px)
     if "position_similarity" in arrays:
-        found["row_column_excess"] = row_column_excess(arrays["position_similarity"], grid)
+        found["row_column_excess"] = row_column_excess(arrays["position_similarity"])
     if "filters" in arrays:
         found["filter_low_frequency"] = low_frequency_share(arrays["filters"], arrays["filters_explained"])
     return found
@@ -58,14 +58,15 @@ def read_heads(numbers: Mapping[str, float], measure: str) -> dict[int, list[flo
     return {layer: sorted(values) for layer, values in sorted(found.items())}
 
 
-def row_column_excess(similarity_NN: Array, grid: tuple[int, int]) -> float:
+def row_column_excess(similarity_YXYX: Array) -> float:
     """How much more alike positions of one row or column are than others as far apart, in cosine.
 
     Near positions are alike anyway; so each pair off the axes is compared with pairs on them at its own distance, between whose
-    whole numbers is interpolated.
+    whole numbers is interpolated. The grid is that of the positions, which may be finer than that of an inspected image.
     """
+    grid = similarity_YXYX.shape[:2]
     rows, cols = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
-    similarity_NN = similarity_NN.reshape(len(rows), len(rows))
+    similarity_NN = similarity_YXYX.reshape(len(rows), len(rows))
     down_NN, across_NN = np.abs(rows[:, None] - rows), np.abs(cols[:, None] - cols)
     steps = np.arange(1, max(grid))
     on_axis = [

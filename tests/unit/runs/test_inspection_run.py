@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 from pathlib import Path
@@ -155,6 +156,19 @@ def test_a_run_shows_the_images_that_it_held_out(tmp_path: Path) -> None:
     held_out = {line.split(",")[0] for line in split.splitlines() if line.endswith(",test")}
     assert set(result.photos) <= held_out and len(held_out) < 400
     assert result.numbers["model"]["attention"]["images"] == 20
+
+
+def test_each_seed_measures_photos_of_its_own(model: Path, photos: Path, tmp_path: Path) -> None:
+    """Of six, two at a time: the three sets together are all, so that their means have the mean of all."""
+
+    def distance(name: str, **options: int) -> np.ndarray[Any, Any]:
+        found = vitlab.inspect(model, photos, figures=["distance"], photos=1, out=tmp_path / name, **options, **QUIETLY)
+        return found.arrays["attention_distance"]
+
+    sets = [distance(f"seed-{seed}", max_images=2, seed=seed) for seed in range(4)]
+    np.testing.assert_allclose(np.mean(sets[:3], axis=0), distance("all"), rtol=1e-5)
+    assert all((one != other).any() for one, other in itertools.combinations(sets[:3], 2))
+    np.testing.assert_array_equal(sets[3], sets[0], err_msg="where no photos are left, it begins again")
 
 
 def test_only_what_was_asked_for_is_made(model: Path, photos: Path, tmp_path: Path) -> None:
