@@ -358,6 +358,17 @@ def test_commands_of_the_records_keep_their_options() -> None:
     assert checked > 300
 
 
+@pytest.mark.parametrize(("folder", "known"), [("", True), ("-2", True), ("-13", True), ("-x", False), ("0", False)])
+def test_a_start_is_known_by_its_folder_also_of_a_second_try(tmp_path: Path, folder: str, known: bool) -> None:
+    """`vitlab inspect` takes the run before as its argument, wherever that was finished."""
+    study = tiny_study(tmp_path)
+    first, second, *_ = records_of(study.at("laptop")).values()
+    place = f"/elsewhere/runs/{first.key}{folder}"
+    stages = [first, dataclasses.replace(second, command=f"vitlab inspect {place} photos --out /elsewhere/x")]
+    start = f"runs/{first.key}" if known else place
+    assert repeat_commands(stages).splitlines()[1] == f"vitlab inspect {start} photos --out runs/{second.key}"
+
+
 @pytest.mark.parametrize(("exponent", "trend"), [(-0.5, True), (0.0, False)])
 def test_power_law_of_an_accuracy_is_that_of_its_error(tmp_path: Path, exponent: float, trend: bool) -> None:
     study = tiny_study(tmp_path)
