@@ -10,6 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 import markupsafe
 
@@ -86,15 +87,13 @@ class PlotSeries:
     points: Sequence[PlotPoint]
     colour: int = 0
     joined: bool = True  # a line through the points
-    dashed: bool = False  # for what is computed from the points: fits and fronts
+    kind: Literal["runs", "fit", "front"] = "runs"  # what is computed from runs is dashed, without markers and cards
     hollow: bool = False  # for the paper's numbers or single-seed values
     note: str = ""  # behind the name in the legend
 
     @property
-    def is_fit(self) -> bool:
-        """Whether this is a dashed line whose points are not runs: drawn without markers."""
-        has_runs = any(one.facts or one.curve or one.command or one.interval for one in self.points)
-        return self.joined and self.dashed and not self.hollow and not has_runs
+    def has_runs(self) -> bool:
+        return self.kind == "runs"
 
     @property
     def label(self) -> str:
@@ -151,14 +150,14 @@ class Plot:
     @property
     def cards(self) -> list[PlotCard]:
         shared = self.shared
-        return [self._card(one, point, shared) for one in self.shown if not one.is_fit for point in one.points]
+        return [self._card(one, point, shared) for one in self.shown if one.has_runs for point in one.points]
 
     @property
     def shared(self) -> dict[_Key, list[str]]:
         """The points that several series have, by their keys, with the names of these series."""
         names: dict[_Key, list[str]] = {}
         for one in self.shown:
-            for point in () if one.is_fit else one.points:
+            for point in one.points if one.has_runs else ():
                 names.setdefault(point.key, []).append(one.name)
         return {key: those for key, those in names.items() if len(those) > 1}
 
@@ -254,7 +253,7 @@ def _draw(plot: Plot, size: tuple[int, int], on_page: bool) -> str:
     axes = svg.draw_axes(frame, size, legend_px, ticks, (plot.x_label, plot.y_label), slanted)
     behind = [part for one in shown for part in (_line(plot, one, frame), *_whiskers(plot, one, frame, shared))]
     numbers = itertools.count()  # of the cards
-    points = [_points(plot, one, frame, shared, numbers if on_page else None) for one in shown if not one.is_fit]
+    points = [_points(plot, one, frame, shared, numbers if on_page else None) for one in shown if one.has_runs]
     # Screen readers read the summary and then the points; ticks and legend between them would only be in the way.
     hidden, role = (' aria-hidden="true"', "group") if on_page else ("", "img")
     return f'{start} role="{role}"><g{hidden}>{legend}{axes}{"".join(behind)}</g>{"".join(points)}</svg>'
@@ -308,7 +307,7 @@ def _x_ticks(plot: Plot, frame: Frame, names: Sequence[str], width: int, slanted
 
 def _places_as_ticks(plot: Plot) -> list[list[Tick]]:
     """Ticks where the points are, if these are few places with short numbers."""
-    places = sorted({point.x for one in plot.shown if not one.is_fit for point in one.points})
+    places = sorted({point.x for one in plot.shown if one.has_runs for point in one.points})
     texts = svg.exact_texts(places)
     if len(places) > _FEW_PLACES or max(map(len, texts), default=0) > _LONGEST_NUMBER:
         return []
@@ -345,7 +344,7 @@ def _line(plot: Plot, one: PlotSeries, frame: Frame) -> str:
     if not one.joined or len(one.points) < 2:
         return ""
     line = svg.line_through([frame.at(plot.place(point.x, point.y)) for point in one.points])
-    return f'<path class="{"dashed" if one.dashed else "line"} c{one.css}" d="{line}"/>'
+    return f'<path class="{"line" if one.has_runs else "dashed"} c{one.css}" d="{line}"/>'
 
 
 def _whiskers(plot: Plot, one: PlotSeries, frame: Frame, shared: Collection[_Key]) -> list[str]:
@@ -397,8 +396,8 @@ def _marker(one: PlotSeries) -> str:
 
 
 def _swatch(one: PlotSeries, x: float, y: int) -> str:
-    line = f'<path class="{"dashed" if one.dashed else "line"} c{one.css}" d="M{svg.px(x)} {y}h{_SWATCH_PX}"/>'
-    return (line if one.joined else "") + ("" if one.is_fit else _at(x + _SWATCH_PX / 2, y, _marker(one)))
+    line = f'<path class="{"line" if one.has_runs else "dashed"} c{one.css}" d="M{svg.px(x)} {y}h{_SWATCH_PX}"/>'
+    return (line if one.joined else "") + (_at(x + _SWATCH_PX / 2, y, _marker(one)) if one.has_runs else "")
 
 
 def _at(x: float, y: float, marker: str) -> str:

@@ -92,7 +92,7 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
     front = [] if shared or not drawing.front else _front(series, measure)
     if front:  # of seconds that others took part in, none is the least
         colour = 1 + max((one.colour for one in series), default=-1)
-        series.append(PlotSeries("Pareto front", front, colour=colour, dashed=True))
+        series.append(PlotSeries("Pareto front", front, colour=colour, kind="front"))
     about = shared or ("" if drawing.title else outcome.scale.about)
     plot = Plot(
         title=drawing.title or f"Measured here: {outcome.study.paper}",
@@ -229,7 +229,7 @@ def _fitted(fit: LineFit, line: PlotSeries, *, share: bool) -> PlotSeries:
     start, end = min(point.x for point in line.points), max(point.x for point in line.points)
     steps = [start * (end / start) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
     drawn = [PlotPoint(x, 1 - fit.law.at(x) if share else fit.law.at(x), fit.sentence) for x in steps]
-    return PlotSeries(fit.sentence, drawn, colour=line.colour, dashed=True)
+    return PlotSeries(fit.sentence, drawn, colour=line.colour, kind="fit")
 
 
 def _front(series: Sequence[PlotSeries], measure: str) -> list[PlotPoint]:

@@ -108,7 +108,6 @@ def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def _drawn(one: Drawn) -> dict[str, Any]:
-    fitted = {fit.sentence for fit in one.fits}
     return {
         "title": one.plot.title,
         "x": one.drawing.x,
@@ -118,7 +117,7 @@ def _drawn(one: Drawn) -> dict[str, Any]:
                 {"of": point.name, "x": point.x, "y": point.y, "interval": point.interval} for point in line.points
             ]
             for line in one.plot.series
-            if line.name not in fitted
+            if line.kind != "fit"
         },
         "fits": [
             {"line": fit.line, "of": fit.of, "exponent": fit.law.exponent, "interval": fit.law.exponent_interval}

@@ -273,13 +273,11 @@ def test_every_colour_has_a_shape_of_its_own() -> None:
 
 
 def test_fit_has_a_dashed_line_and_no_markers_and_the_papers_numbers_have_hollow_ones() -> None:
-    fit, paper = line((1, 1), (2, 2), dashed=True), line((1, 2), (2, 3), dashed=True, hollow=True, colour=1)
+    fit, paper = line((1, 1), (2, 2), kind="fit"), line((1, 2), (2, 3), hollow=True, colour=1)
     drawn = plot(fit).draw(500, 340)
     assert len(of_class(drawn, "dashed")) == 1 and not of_class(drawn, "marker") and not plot(fit).cards
     drawn = plot(paper).draw(500, 340)
-    assert len(of_class(drawn, "dashed")) == 1 and len(of_class(drawn, "hollow")) == 2 == len(plot(paper).cards)
-    with_runs = PlotSeries("a", [point(1, 1, command="vitlab train"), point(2, 2)], dashed=True)
-    assert len(plot(with_runs).cards) == 2
+    assert not of_class(drawn, "dashed") and len(of_class(drawn, "hollow")) == 2 == len(plot(paper).cards)
 
 
 def test_a_point_of_several_lines_has_a_marker_of_its_own() -> None:
@@ -287,7 +285,7 @@ def test_a_point_of_several_lines_has_a_marker_of_its_own() -> None:
     made = plot(
         PlotSeries("depth", [point(1, 1), base]),
         PlotSeries("width", [base, point(3, 3)], 1),
-        PlotSeries("front", [PlotPoint(2, 2, base.name), PlotPoint(3, 3, "")], 2, dashed=True),
+        PlotSeries("front", [PlotPoint(2, 2, base.name), PlotPoint(3, 3, "")], 2, kind="front"),
     )
     drawn = made.draw(500, 340)
     assert [node.get("class") for node in of_class(drawn, "whisker")] == ["whisker ink"] * 2

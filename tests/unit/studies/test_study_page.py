@@ -385,7 +385,7 @@ def test_power_law_of_an_accuracy_is_that_of_its_error(tmp_path: Path, exponent:
     assert drawing["fits"][0]["of"] == "error" and drawing["fits"][0]["exponent"] == pytest.approx(exponent, abs=1e-9)
     plot = next(one for one in build_page(outcome, "x").sections if isinstance(one, Plot))
     said = f"A: error ∝ x^{exponent:.2f} (" if trend else "A: no trend of the error, x^"
-    curves = [one.name for one in plot.series if one.dashed]
+    curves = [one.name for one in plot.series if one.kind == "fit"]
     assert len(curves) == (2 if trend else 0), "no curve through points that have no trend"
     assert curves[0].startswith(said) if trend else plot.series[0].note.startswith("no trend, x^")
     assert any(line.startswith(said) for line in outcome_lines(outcome))
@@ -440,7 +440,7 @@ def test_power_law_is_drawn_only_where_its_exponent_has_a_sign(tmp_path: Path) -
     (plot,) = plots_of(study, "laptop", records)
     assert [one.name.split(" ∝")[0] for one in plot.series] == ["A", "A: error", "B"]
     a, fit, b = plot.series
-    assert fit.dashed and not a.note and re.fullmatch(r"no trend, x\^\S+ \(-\S+ to \d\S+ by the fit\)", b.note)
+    assert fit.kind == "fit" and not a.note and re.fullmatch(r"no trend, x\^\S+ \(-\S+ to \d\S+ by the fit\)", b.note)
 
 
 def test_a_line_has_the_same_colour_at_every_scale() -> None:
