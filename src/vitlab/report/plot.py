@@ -44,6 +44,7 @@ _Y_TICKS, _Y_LOG_TICKS = 6, 9  # fewer where steps are even: one reads between t
 _MOST_LINES = 5  # of a name under the axis; more would be higher than a slanted one
 _BETWEEN_PX = 2  # names in lines, at least: most letters are narrower than is reckoned with
 _LONGEST_NAME_PX = 135  # of a category that is slanted under the axis; the card has the whole name
+_BESIDE = 0.12  # of a category: how far apart the points of several series stand there
 _CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
 _FILE_STYLE = (
     ".solid{stroke:#fff;stroke-width:1.5}.hollow{fill:#fff;stroke-width:2}.whisker{fill:none;stroke-width:1.5}"
@@ -198,7 +199,8 @@ class Plot:
         return f"{y:,.0f}" if abs(y) >= 1000 else f"{y:.4g}"  # four digits either way
 
     def _x_text(self, x: float) -> str:
-        return self.categories[int(x)] if x in range(len(self.categories)) else svg.tick_text(x)
+        k = round(x)  # points of several series stand beside the middle
+        return self.categories[k] if 0 <= k < len(self.categories) else svg.tick_text(x)
 
     def _summary(self, one: PlotSeries) -> str:
         (first, *_), last = one.points, one.points[-1]
@@ -219,6 +221,24 @@ class Plot:
             note,
             point.command,
         )
+
+
+def spread(series: Sequence[PlotSeries]) -> list[PlotSeries]:
+    """Series over categories with their points beside each other: around the middle of each, those that have any there."""
+    at: dict[float, list[int]] = {}
+    for number, one in enumerate(series):
+        for x in {point.x for point in one.points}:
+            at.setdefault(x, []).append(number)
+    return [
+        dataclasses.replace(
+            one, points=[dataclasses.replace(point, x=point.x + _shift(at[point.x], number)) for point in one.points]
+        )
+        for number, one in enumerate(series)
+    ]
+
+
+def _shift(there: Sequence[int], number: int) -> float:
+    return _BESIDE * (there.index(number) - (len(there) - 1) / 2)
 
 
 # --- how it is drawn --------------------------------------------------------------------------------------------------

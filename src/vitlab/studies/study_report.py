@@ -27,7 +27,7 @@ from vitlab.studies.outcome import (
 from vitlab.studies.printed import printed_plot
 from vitlab.studies.study_plots import Drawn, draw_all
 from vitlab.studies.tables import in_cell, printed_table
-from vitlab.studies.units import shown, spoken
+from vitlab.studies.units import bounded, shown, spoken
 
 PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
 
@@ -74,12 +74,14 @@ def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
         "conditions": [
             {
                 **condition.labels,
-                **_estimate(condition.estimate(scale.measure)),
+                **_estimate(condition.estimate(scale.measure), scale.measure),
                 "flops": condition.mean("flops"),
                 "seconds": condition.mean("seconds"),
                 "runs": {str(one.cell.seed): one.record.key for one in condition.seeds},
                 "by_seed": {str(seed): value for seed, value in condition.numbers(scale.measure).items()},
-                "also": {measure: _estimate(condition.estimate(measure)) for measure in _measures(outcome)[1:]},
+                "also": {
+                    measure: _estimate(condition.estimate(measure), measure) for measure in _measures(outcome)[1:]
+                },
             }
             for condition in outcome.conditions
         ],
@@ -127,10 +129,11 @@ def _drawn(one: Drawn) -> dict[str, Any]:
     }
 
 
-def _estimate(found: Estimate | None) -> dict[str, Any]:
+def _estimate(found: Estimate | None, measure: str = "") -> dict[str, Any]:
+    """The estimate of a measure, with the interval that is drawn; or of a statistic, which has no bounds."""
     if found is None:
         return {"mean": None, "interval": None, "seeds": 0}
-    return {"mean": found.mean, "interval": found.interval, "seeds": found.n}
+    return {"mean": found.mean, "interval": bounded(found, measure).interval, "seeds": found.n}
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

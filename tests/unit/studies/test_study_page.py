@@ -446,10 +446,10 @@ def test_power_law_is_drawn_only_where_its_exponent_has_a_sign(tmp_path: Path) -
 def test_a_line_has_the_same_colour_at_every_scale() -> None:
     study = read_study("speed")
     colours = [
-        {one.name: one.colour for one in plots_of(study, name, records_of(study.scales[name]))[0].series}
+        {one.name: one.css for one in plots_of(study, name, records_of(study.scales[name]))[0].series}
         for name in study.scales
     ]
-    assert len(colours) > 1 and all(len(set(one.values())) == len(one) for one in colours)
+    assert len(colours) > 1 and all(len(set(one.values())) == len(one) for one in colours), "none looks like another"
     for one, other in itertools.combinations(colours, 2):
         assert {name: one[name] for name in one if name in other} == {
             name: other[name] for name in other if name in one
