@@ -40,7 +40,7 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         PlotSeries(name, [run(name, size, low + step * k) for k, size in enumerate(SIZES)], colour)
         for colour, (name, (low, step)) in enumerate(KINDS.items())
     ]
-    fit = PlotSeries("fit", [PlotPoint(1000, 0.3, ""), PlotPoint(100_000, 0.6, "")], 2, dashed=True)
+    fit = PlotSeries("fit", [PlotPoint(1000, 0.3, ""), PlotPoint(100_000, 0.6, "")], 2, kind="fit")
     labels = ("training images", "test accuracy")
     scaling = Plot("Scaling", "Point at a run.", [*kinds, fit], *labels, log_x=True, percent=True, wide=True)
     names = ["learned", "no position embedding", "1-D", "relative", "sine and cosine"]

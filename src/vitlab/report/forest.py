@@ -5,7 +5,6 @@ Each row has an axis of its own, since claims are about points, ratios and expon
 
 import dataclasses
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 
 from vitlab.report import svg
@@ -14,6 +13,7 @@ _STRIP_PX, _FLOOR_PX = (320, 42), 27  # size of a strip; from its top to its axi
 _WHISKER_PX, _SEEDS_PX, _DOT_PX = 10, 20, 3.2  # from its top to the interval, and to the seeds below; their radius
 _MARGIN = 0.1  # of the axis, between its ends and what is drawn
 _CAP_PX = 5  # from the middle of a whisker to the end of its cap
+_APART_PX = 4  # the labels of two borders, at least
 _LABEL_PX, _GAP_PX, _NUMBER_PX = 400, 12, 250  # columns of a drawing of many, and between them
 _PAD_PX = 6  # above and below a row
 _FILE_STYLE = (
@@ -32,7 +32,7 @@ class Strip:
     seeds: Sequence[float]
     low: float | None = None  # None where there is no such border
     high: float | None = None
-    log: bool = False  # ratios: half is as far from one as double
+    log: bool = False  # ratios: half is as far from one as double; where all that is shown is above 0
     good: bool | None = None  # green, red or grey
 
     def draw(self) -> str:
@@ -46,19 +46,13 @@ class Strip:
     def parts(self) -> str:
         """What is drawn, with the strip's corner at the origin."""
         width, middle, at = _STRIP_PX[0], _WHISKER_PX, self._places()
-        borders = [
-            (border, anchor) for border, anchor in ((self.low, "end"), (self.high, "start")) if border is not None
-        ]
         left, right = (0 if self.low is None else at(self.low)), (width if self.high is None else at(self.high))
         parts = [
             f'<rect class="zone" x="{svg.px(left)}" y="1" width="{svg.px(right - left)}" height="{_FLOOR_PX - 1}"/>'
         ]
         parts.append(f'<path class="axis" d="M0 {_FLOOR_PX}h{width}"/>')
-        for border, anchor in borders:
-            x = at(border)
-            parts.append(f'<path class="border" d="M{svg.px(x)} 1V{_FLOOR_PX + 3}"/>')
-            # Two labels lean away from each other, however close their borders are.
-            anchor = anchor if len(borders) > 1 else "middle"
+        for border, (x, anchor) in zip(self._borders(), self._labels(at), strict=True):
+            parts.append(f'<path class="border" d="M{svg.px(at(border))} 1V{_FLOOR_PX + 3}"/>')
             parts.append(svg.text(x, _FLOOR_PX + 14, f"{border:g}", anchor=anchor, soft=True))
         marks = [f'<circle class="seed" cx="{svg.px(at(one))}" cy="{_SEEDS_PX}" r="{_DOT_PX}"/>' for one in self.seeds]
         if self.interval is not None:
@@ -69,11 +63,27 @@ class Strip:
         kind = {True: " yes", False: " no", None: ""}[self.good]
         return f'{"".join(parts)}<g class="mark{kind}">{"".join(marks)}<path class="mean" d="{tick}"/></g>'
 
+    def _borders(self) -> list[float]:
+        return [border for border in (self.low, self.high) if border is not None]
+
+    def _labels(self, at: Callable[[float], float]) -> list[tuple[float, str]]:
+        """Where the labels of the borders stand, inside the strip.
+
+        Two lean away from each other, however close their borders are.
+        """
+        borders, width = self._borders(), _STRIP_PX[0]
+        if len(borders) < 2:
+            return [(svg.label_place(at(border), f"{border:g}", width), "middle") for border in borders]
+        left_px, right_px = (svg.text_px(f"{border:g}") for border in borders)
+        left = max(at(borders[0]), left_px)
+        right = min(max(at(borders[1]), left + _APART_PX), width - right_px)
+        return [(min(left, right - _APART_PX), "end"), (right, "start")]
+
     def _places(self) -> Callable[[float], float]:
         """Where a number lies: all that is drawn has its place on the strip."""
-        place = math.log if self.log else float
-        shown = (self.mean, *self.seeds, *(self.interval or ()), self.low, self.high)
-        low, high = svg.value_range([place(one) for one in shown if one is not None])
+        shown = [self.mean, *self.seeds, *(self.interval or ()), *self._borders()]
+        place = math.log if self.log and min(shown) > 0 else float
+        low, high = svg.value_range([place(one) for one in shown])
         room = _MARGIN * (high - low)
         return lambda value: _STRIP_PX[0] * (place(value) - low + room) / (high - low + 2 * room)
 
@@ -97,7 +107,7 @@ def draw_forest(title: str, groups: Sequence[tuple[str, Sequence[ForestRow]]]) -
         parts.append(f'<g class="head">{svg.text(0, y + svg.LINE_PX, name)}</g>')
         y += svg.LINE_PX + 2 * _PAD_PX
         for row in rows:
-            lines = textwrap.wrap(row.says, int(_LABEL_PX / svg.LETTER_PX))
+            lines = svg.wrapped(row.says, _LABEL_PX)
             for number, line in enumerate(lines):
                 parts.append(svg.text(0, y + _PAD_PX + 13 + number * svg.LINE_PX, line))
             said = svg.text(0, y + _PAD_PX + 13 + len(lines) * svg.LINE_PX, row.verdict)

@@ -10,6 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 import markupsafe
 
@@ -43,6 +44,7 @@ _Y_TICKS, _Y_LOG_TICKS = 6, 9  # fewer where steps are even: one reads between t
 _MOST_LINES = 5  # of a name under the axis; more would be higher than a slanted one
 _BETWEEN_PX = 2  # names in lines, at least: most letters are narrower than is reckoned with
 _LONGEST_NAME_PX = 135  # of a category that is slanted under the axis; the card has the whole name
+_BESIDE = 0.12  # of a category: how far apart the points of several series stand there
 _CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
 _FILE_STYLE = (
     ".solid{stroke:#fff;stroke-width:1.5}.hollow{fill:#fff;stroke-width:2}.whisker{fill:none;stroke-width:1.5}"
@@ -86,15 +88,13 @@ class PlotSeries:
     points: Sequence[PlotPoint]
     colour: int = 0
     joined: bool = True  # a line through the points
-    dashed: bool = False  # for what is computed from the points: fits and fronts
+    kind: Literal["runs", "fit", "front"] = "runs"  # what is computed from runs is dashed, without markers and cards
     hollow: bool = False  # for the paper's numbers or single-seed values
     note: str = ""  # behind the name in the legend
 
     @property
-    def is_fit(self) -> bool:
-        """Whether this is a dashed line whose points are not runs: drawn without markers."""
-        has_runs = any(one.facts or one.curve or one.command or one.interval for one in self.points)
-        return self.joined and self.dashed and not self.hollow and not has_runs
+    def has_runs(self) -> bool:
+        return self.kind == "runs"
 
     @property
     def label(self) -> str:
@@ -151,14 +151,14 @@ class Plot:
     @property
     def cards(self) -> list[PlotCard]:
         shared = self.shared
-        return [self._card(one, point, shared) for one in self.shown if not one.is_fit for point in one.points]
+        return [self._card(one, point, shared) for one in self.shown if one.has_runs for point in one.points]
 
     @property
     def shared(self) -> dict[_Key, list[str]]:
         """The points that several series have, by their keys, with the names of these series."""
         names: dict[_Key, list[str]] = {}
         for one in self.shown:
-            for point in () if one.is_fit else one.points:
+            for point in one.points if one.has_runs else ():
                 names.setdefault(point.key, []).append(one.name)
         return {key: those for key, those in names.items() if len(those) > 1}
 
@@ -199,7 +199,8 @@ class Plot:
         return f"{y:,.0f}" if abs(y) >= 1000 else f"{y:.4g}"  # four digits either way
 
     def _x_text(self, x: float) -> str:
-        return self.categories[int(x)] if x in range(len(self.categories)) else svg.tick_text(x)
+        k = round(x)  # points of several series stand beside the middle
+        return self.categories[k] if 0 <= k < len(self.categories) else svg.tick_text(x)
 
     def _summary(self, one: PlotSeries) -> str:
         (first, *_), last = one.points, one.points[-1]
@@ -220,6 +221,24 @@ class Plot:
             note,
             point.command,
         )
+
+
+def spread(series: Sequence[PlotSeries]) -> list[PlotSeries]:
+    """Series over categories with their points beside each other: around the middle of each, those that have any there."""
+    at: dict[float, list[int]] = {}
+    for number, one in enumerate(series):
+        for x in {point.x for point in one.points}:
+            at.setdefault(x, []).append(number)
+    return [
+        dataclasses.replace(
+            one, points=[dataclasses.replace(point, x=point.x + _shift(at[point.x], number)) for point in one.points]
+        )
+        for number, one in enumerate(series)
+    ]
+
+
+def _shift(there: Sequence[int], number: int) -> float:
+    return _BESIDE * (there.index(number) - (len(there) - 1) / 2)
 
 
 # --- how it is drawn --------------------------------------------------------------------------------------------------
@@ -254,7 +273,7 @@ def _draw(plot: Plot, size: tuple[int, int], on_page: bool) -> str:
     axes = svg.draw_axes(frame, size, legend_px, ticks, (plot.x_label, plot.y_label), slanted)
     behind = [part for one in shown for part in (_line(plot, one, frame), *_whiskers(plot, one, frame, shared))]
     numbers = itertools.count()  # of the cards
-    points = [_points(plot, one, frame, shared, numbers if on_page else None) for one in shown if not one.is_fit]
+    points = [_points(plot, one, frame, shared, numbers if on_page else None) for one in shown if one.has_runs]
     # Screen readers read the summary and then the points; ticks and legend between them would only be in the way.
     hidden, role = (' aria-hidden="true"', "group") if on_page else ("", "img")
     return f'{start} role="{role}"><g{hidden}>{legend}{axes}{"".join(behind)}</g>{"".join(points)}</svg>'
@@ -308,7 +327,7 @@ def _x_ticks(plot: Plot, frame: Frame, names: Sequence[str], width: int, slanted
 
 def _places_as_ticks(plot: Plot) -> list[list[Tick]]:
     """Ticks where the points are, if these are few places with short numbers."""
-    places = sorted({point.x for one in plot.shown if not one.is_fit for point in one.points})
+    places = sorted({point.x for one in plot.shown if one.has_runs for point in one.points})
     texts = svg.exact_texts(places)
     if len(places) > _FEW_PLACES or max(map(len, texts), default=0) > _LONGEST_NUMBER:
         return []
@@ -345,7 +364,7 @@ def _line(plot: Plot, one: PlotSeries, frame: Frame) -> str:
     if not one.joined or len(one.points) < 2:
         return ""
     line = svg.line_through([frame.at(plot.place(point.x, point.y)) for point in one.points])
-    return f'<path class="{"dashed" if one.dashed else "line"} c{one.css}" d="{line}"/>'
+    return f'<path class="{"line" if one.has_runs else "dashed"} c{one.css}" d="{line}"/>'
 
 
 def _whiskers(plot: Plot, one: PlotSeries, frame: Frame, shared: Collection[_Key]) -> list[str]:
@@ -397,8 +416,8 @@ def _marker(one: PlotSeries) -> str:
 
 
 def _swatch(one: PlotSeries, x: float, y: int) -> str:
-    line = f'<path class="{"dashed" if one.dashed else "line"} c{one.css}" d="M{svg.px(x)} {y}h{_SWATCH_PX}"/>'
-    return (line if one.joined else "") + ("" if one.is_fit else _at(x + _SWATCH_PX / 2, y, _marker(one)))
+    line = f'<path class="{"line" if one.has_runs else "dashed"} c{one.css}" d="M{svg.px(x)} {y}h{_SWATCH_PX}"/>'
+    return (line if one.joined else "") + (_at(x + _SWATCH_PX / 2, y, _marker(one)) if one.has_runs else "")
 
 
 def _at(x: float, y: float, marker: str) -> str:

@@ -115,7 +115,7 @@ def draw_axes(
             parts.append(f'<g transform="{turn}">{text(0, 0, label, anchor="end", soft=True)}</g>')
         else:
             for line, words in enumerate(label.split("\n"), 1):
-                middle = _label_place(x, words, width)
+                middle = label_place(x, words, width)
                 parts.append(text(middle, bottom + LINE_PX * line, words, anchor="middle", soft=True))
     parts.append(f'<path class="axis" d="M{px(frame.left)} {px(bottom)}h{px(frame.width)}"/>')
     parts.append(text(frame.left + frame.width / 2, size[1] - 4, labels[0], anchor="middle", soft=True))
@@ -124,11 +124,11 @@ def draw_axes(
 
 def are_apart(ticks: Sequence[Tick], frame: Frame, width: int) -> bool:
     """Whether the labels under the axis, by rising place, have a letter's width between them."""
-    places = [(_label_place(frame.across(tick), label, width), text_px(label)) for tick, label in ticks]
+    places = [(label_place(frame.across(tick), label, width), text_px(label)) for tick, label in ticks]
     return all(a + (a_px + b_px) / 2 + LETTER_PX <= b for (a, a_px), (b, b_px) in itertools.pairwise(places))
 
 
-def _label_place(x: float, label: str, width: int) -> float:
+def label_place(x: float, label: str, width: float) -> float:
     """The middle of a label under the axis: at its tick, unless it would leave the drawing there."""
     half = text_px(label) / 2
     return max(half, min(x, width - half))
@@ -192,6 +192,23 @@ def shortened(name: str, room_px: float) -> str:
     return next((cut for end in range(len(name) - 1, 0, -1) if text_px(cut := name[:end] + "…") <= room_px), "…")
 
 
+def wrapped(content: str, room_px: float) -> list[str]:
+    """Text in lines that are no wider than there is room, broken after spaces and hyphens, and within a word that is."""
+    lines = [""]
+    for part in re.findall(r"\S+?(?:-|\s+|$)", content):
+        if lines[-1] and text_px((lines[-1] + part).rstrip()) > room_px:
+            lines.append("")
+        lines[-1] += part
+        while (fits := _letters_within(lines[-1].rstrip(), room_px)) < len(lines[-1].rstrip()):
+            lines[-1:] = [lines[-1][:fits], lines[-1][fits:]]
+    return [line.rstrip() for line in lines]
+
+
+def _letters_within(content: str, room_px: float) -> int:
+    """How many letters there is room for, one at least."""
+    return next((end for end in range(len(content), 1, -1) if text_px(content[:end]) <= room_px), 1)
+
+
 def line_through(places: Sequence[Point]) -> str:
     """The data of a path."""
     return "M" + "L".join(f"{px(x)} {px(y)}" for x, y in places)
@@ -219,12 +236,15 @@ def on_paper(element: str) -> str:
 
 def value_range(values: Sequence[float]) -> Point:
     low, high = min(values, default=0.0), max(values, default=1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    room = max(0.5, abs(low) / 100)  # a half is nothing beside 1e17: to a double they are one number
+    return (low, high) if high > low else (low - room, high + room)
 
 
 def range_from_zero(values: Sequence[float]) -> Point:
     """With some room above, and below what is negative; from zero on, unless a curve would be a flat line far above it."""
-    low, high = min([*values, 0.0]), max([*values, 0.0]) or 1.0
+    low, high = min([*values, 0.0]), max([*values, 0.0])
+    if low == high:
+        return 0.0, 1.0 + _ROOM
     if values and min(values) > _FLAT * high and max(values) > min(values):
         low = min(values)
     room = _ROOM * (high - low)

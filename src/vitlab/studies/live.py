@@ -13,7 +13,7 @@ from vitlab.core.errors import printable
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, list_cells
 from vitlab.studies.study import Scale, Study
-from vitlab.studies.units import is_share
+from vitlab.studies.units import is_share, percent_unit
 
 _MOST_ROWS = 40  # a table longer than a screen cannot be redrawn in place
 
@@ -55,8 +55,9 @@ class LiveTable:
 
 def _table(
     study: Study, scale: Scale, cells: Sequence[Cell], records: Mapping[str, CellRecord], held: set[str]
-) -> rich.table.Table:
-    table = rich.table.Table(title=printable(f"{study.title} ({scale.name})"), title_justify="left", box=None)
+) -> rich.console.Group:
+    title = rich.text.Text(printable(f"{study.title} ({scale.name})"), style="table.title")
+    table = rich.table.Table(box=None)
     for axis in scale.axes:
         table.add_column(axis)
     for seed in scale.seeds:
@@ -67,7 +68,7 @@ def _table(
     for labels, by_seed in rows.items():
         states = [_state(by_seed.get(seed), scale.measure, records, held) for seed in scale.seeds]
         table.add_row(*(rich.text.Text(printable(label)) for label in labels), *states)
-    return table
+    return rich.console.Group(title, table)  # a title of the table itself would be wrapped to its width
 
 
 def _state(cell: Cell | None, measure: str, records: Mapping[str, CellRecord], held: set[str]) -> rich.text.Text:
@@ -76,7 +77,8 @@ def _state(cell: Cell | None, measure: str, records: Mapping[str, CellRecord], h
     chain = cell.run.chain()
     if cell.run.key in records:
         value = records[cell.run.key].numbers.get(measure)
-        text = "done" if value is None else f"{100 * value:.1f} %" if is_share(measure) else f"{value:.3g}"
+        share = is_share(measure)
+        text = "done" if value is None else f"{100 * value:.1f} {percent_unit(measure)}" if share else f"{value:.3g}"
         return rich.text.Text(text, style="bold")
     if any(run.key in held for run in chain):
         return rich.text.Text("running", style="yellow")

@@ -15,7 +15,7 @@ from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, Combination, list_cells
 from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test, named_values
-from vitlab.studies.units import count_in_words, goodness, is_share, is_timed, spoken, written
+from vitlab.studies.units import bounded, count_in_words, goodness, is_share, is_timed, spoken, written
 
 NOT_YET = "not measured yet"
 ClaimVerdict = Verdict | Literal["not measured yet"]
@@ -193,6 +193,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
         return TestOutcome(test, UNKNOWN, str(error), len(seeds))
     in_points = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
+    said = bounded(found, measure) if test.statistic == "value" else found
     at = {-1: "at most ", 0: "", 1: "at least "}[bound]
     return TestOutcome(
         test,
@@ -201,7 +202,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
         seeds=len(seeds),
         by_seed={seed: one.value for seed, one in numbers.items()},
         found=found,
-        number=at + written(found, share=in_points, signed=signed),
+        number=at + written(said, share=in_points, signed=signed),
         in_points=in_points,
         records=tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record))),
     )

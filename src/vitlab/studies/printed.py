@@ -3,15 +3,8 @@
 from collections.abc import Iterator
 
 from vitlab.evaluation.published import Cell, PublishedTable, Row, find_table
-from vitlab.report.plot import Plot, PlotPoint, PlotSeries
+from vitlab.report.plot import Plot, PlotPoint, PlotSeries, spread
 from vitlab.studies.study import Printed, Study
-
-_BESIDE = 0.12  # of a category: how far apart series stand at the same one
-
-
-def beside(number: int, count: int) -> float:
-    """How far from the middle of a category the points of one of several series stand."""
-    return _BESIDE * (number - (count - 1) / 2)
 
 
 def printed_plot(study: Study) -> Plot | None:
@@ -27,24 +20,25 @@ def printed_plot(study: Study) -> Plot | None:
         PlotSeries(name, points, colour=number, joined=given.log_x and not given.y, hollow=True)
         for number, (name, points) in enumerate(lines.items())
     ]
+    categories = [] if given.y or given.places else [row.title for row in table.rows]
     return Plot(
         title=f"The paper: {given.title}",
         caption=f"The paper's own numbers, from the table below: {table.title}.",
-        series=series,
+        series=spread(series) if categories else series,
         x_label=given.x_label,
         y_label=given.y_label,
         log_x=given.log_x,
         percent=True,
-        categories=[] if given.y or given.places else [row.title for row in table.rows],
+        categories=categories,
     )
 
 
 def _rows_as_places(table: PublishedTable, given: Printed) -> Iterator[tuple[str, PlotPoint]]:
     """Every column a line over the rows: over their places, or over their names where they have none."""
     for k, row in enumerate(table.rows):
-        for number, (column, cell) in enumerate(zip(table.columns, row.cells, strict=True)):
+        for column, cell in zip(table.columns, row.cells, strict=True):
             line = given.lines.get(column.title, column.title)
-            x = given.places.get(row.title) if given.places else k + beside(number, len(table.columns))
+            x = given.places.get(row.title) if given.places else k
             if cell.values and x is not None:
                 yield line, _point(x, cell, table, f"{line}, {row.title}", [])
 

@@ -1,5 +1,6 @@
 """The commands that repeat the runs of a study, for wherever a reader is. Loads no torch."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -22,6 +23,11 @@ def _anywhere(record: CellRecord, start: str | None) -> str:
     for i in range(1, len(words)):
         if words[i - 1] == "--out":
             words[i] = f"runs/{record.key}"
-        elif start is not None and (words[i - 1] == "--init" or PurePosixPath(words[i]).name == start):
+        elif start is not None and (words[i - 1] == "--init" or _is_folder_of(start, words[i])):
             words[i] = f"runs/{start}"
     return shlex.join(words)
+
+
+def _is_folder_of(key: str, word: str) -> bool:
+    """Whether a word is the folder of a run, or of a later try: `runs/KEY-2`."""
+    return re.fullmatch(rf"{re.escape(key)}(-\d+)?", PurePosixPath(word).name) is not None

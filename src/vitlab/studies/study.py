@@ -281,6 +281,7 @@ def _study(name: str, given: _StudyTable) -> Study:
         for at in (scales[scale] for scale in drawing.scales if scale in scales):
             _require_axes(at, axes, "a drawing")
             _require_labels(at, drawing.only, "a drawing")
+            _require_drawable(drawing, at)
     return study
 
 
@@ -304,6 +305,8 @@ def _require_test(test: Test, who: str) -> None:
     numbers = [bound for bound in (low, high) if bound is not None]
     require(all(map(math.isfinite, numbers)), f"{who}: above and below must be finite numbers")
     require(low is not None or high is not None, f"{who}: a test says above or below what its number must be")
+    is_ratio = test.statistic.endswith("ratio")
+    require(not is_ratio or all(number > 0 for number in numbers), f"{who}: above and below of a ratio must be above 0")
     require(low is None or high is None or low < high, f"{who}: no number is above {low} and below {high}")
     needs_axis = test.statistic.startswith(("slope", "exponent"))
     require(not needs_axis or test.along != "", f"{who}: a {test.statistic} needs the name of an axis: along")
@@ -327,12 +330,36 @@ def _require_testable(test: Test, scale: Scale, who: str) -> None:
 
 def _require_places(test: Test, values: Sequence[AxisValue], who: str) -> None:
     where = f"{who} goes along {test.along}, of which"
+    _require_numbers(values, where)
+    _require_above_zero(values, where)
+    least = 2 if test.statistic.startswith("slope") else 3
+    places = {value.x for value in values}
+    require(len(places) >= least, f"{where} a side has fewer than {least} places, which a {test.statistic} needs")
+
+
+def _require_drawable(drawing: Drawing, scale: Scale) -> None:
+    """Logarithms and costs of names would be those of 0, 1, 2, and points at 0 would be left out."""
+    wanted = [key for key in ("log_x", "fit", "front") if getattr(drawing, key)]
+    if not wanted or drawing.x in ("flops", "seconds"):
+        return
+    who = f"a drawing with {wanted[0]}"
+    require(drawing.x != "layer", f"{who} cannot go along layer")
+    where = f"{who} goes along {drawing.x}, of which"
+    _require_numbers(scale.axes[drawing.x], where)
+    if wanted != ["front"]:
+        _require_above_zero(_at(scale, drawing.x, drawing.only), where)
+
+
+def _require_numbers(values: Sequence[AxisValue], where: str) -> None:
     without = [value.label for value in values if value.x is None]
     require(without == [], f"{where} {', '.join(without)} has no x")
-    places = {value.x for value in values if value.x is not None}
-    least = 2 if test.statistic.startswith("slope") else 3
-    require(len(places) >= least, f"{where} a side has fewer than {least} places, which a {test.statistic} needs")
-    require(min(places) > 0, f"{where} an x is not above 0, and it goes by its logarithm")
+
+
+def _require_above_zero(values: Sequence[AxisValue], where: str) -> None:
+    require(
+        all(value.x is None or value.x > 0 for value in values),
+        f"{where} an x is not above 0, and it goes by its logarithm",
+    )
 
 
 def _at(scale: Scale, axis: str, selection: Selection) -> Sequence[AxisValue]:

@@ -28,7 +28,7 @@ from vitlab.studies.printed import printed_plot
 from vitlab.studies.study import Claim
 from vitlab.studies.study_plots import Drawn, draw_all
 from vitlab.studies.tables import in_cell, printed_table
-from vitlab.studies.units import shown, spoken
+from vitlab.studies.units import bounded, shown, spoken
 
 PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
 
@@ -76,12 +76,14 @@ def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
         "conditions": [
             {
                 **condition.labels,
-                **_estimate(condition.estimate(scale.measure)),
+                **_estimate(condition.estimate(scale.measure), scale.measure),
                 "flops": condition.mean("flops"),
                 "seconds": condition.mean("seconds"),
                 "runs": {str(one.cell.seed): one.record.key for one in condition.seeds},
                 "by_seed": {str(seed): value for seed, value in condition.numbers(scale.measure).items()},
-                "also": {measure: _estimate(condition.estimate(measure)) for measure in _measures(outcome)[1:]},
+                "also": {
+                    measure: _estimate(condition.estimate(measure), measure) for measure in _measures(outcome)[1:]
+                },
             }
             for condition in outcome.conditions
         ],
@@ -111,7 +113,6 @@ def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def _drawn(one: Drawn) -> dict[str, Any]:
-    fitted = {fit.sentence for fit in one.fits}
     return {
         "title": one.plot.title,
         "x": one.drawing.x,
@@ -121,7 +122,7 @@ def _drawn(one: Drawn) -> dict[str, Any]:
                 {"of": point.name, "x": point.x, "y": point.y, "interval": point.interval} for point in line.points
             ]
             for line in one.plot.series
-            if line.name not in fitted
+            if line.kind != "fit"
         },
         "fits": [
             {"line": fit.line, "of": fit.of, "exponent": fit.law.exponent, "interval": fit.law.exponent_interval}
@@ -131,10 +132,11 @@ def _drawn(one: Drawn) -> dict[str, Any]:
     }
 
 
-def _estimate(found: Estimate | None) -> dict[str, Any]:
+def _estimate(found: Estimate | None, measure: str = "") -> dict[str, Any]:
+    """The estimate of a measure, with the interval that is drawn; or of a statistic, which has no bounds."""
     if found is None:
         return {"mean": None, "interval": None, "seeds": 0}
-    return {"mean": found.mean, "interval": found.interval, "seeds": found.n}
+    return {"mean": found.mean, "interval": bounded(found, measure).interval, "seeds": found.n}
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -48,11 +48,16 @@ def percent_unit(measure: str) -> str:
 
 def shown(found: Estimate, measure: str) -> str:
     """The estimate of a measure in its own unit."""
-    share, signed = is_share(measure), measure == "margin"
-    if share and not signed and found.interval is not None:  # t knows no bounds, and an accuracy has two
-        low, high = found.interval
-        found = dataclasses.replace(found, interval=(max(0.0, low), min(1.0, high)))
-    return f"{written(found, share=share, signed=signed)}, {count_in_words(found, measure)}"
+    number = written(bounded(found, measure), share=is_share(measure), signed=measure == "margin")
+    return f"{number}, {count_in_words(found, measure)}"
+
+
+def bounded(found: Estimate, measure: str) -> Estimate:
+    """The estimate with its interval within the bounds of a share: t knows none, and an accuracy has two."""
+    if found.interval is None or not is_share(measure) or measure == "margin":
+        return found
+    low, high = found.interval
+    return dataclasses.replace(found, interval=(max(0.0, low), min(1.0, high)))
 
 
 def is_timed(measure: str) -> bool:

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from vitlab.report import svg
 from vitlab.report.charts import Chart, Mark, Series, draw_matrix, smooth
 
 HOSTILE = [
@@ -103,6 +104,37 @@ def test_long_curve_is_thinned_to_what_a_screen_shows_with_both_ends() -> None:
     values = json.loads(made.values)[0]["p"]
     assert len(values) == 300 and values[0] == [0, 0] and values[-1] == [9999, 9999]
     assert len(made.file()) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], (0, 1.07)),
+        ([0.0, 0.0], (0, 1.07)),
+        ([-100.0, -50.0], (-107, 7)),
+        ([-100.0, 0.0], (-107, 7)),
+        ([50.0, 100.0], (0, 107)),
+        ([80.0, 100.0], (78.6, 101.4)),
+        ([-1.0, 1.0], (-1.14, 1.14)),
+    ],
+)
+def test_range_from_zero_is_as_wide_as_the_values(values: list[float], expected: tuple[float, float]) -> None:
+    assert svg.range_from_zero(values) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [0.0, -5.0, 1e6, 3e17, -3e17, 1e300])
+def test_range_of_one_value_lies_on_both_sides_of_it(value: float) -> None:
+    low, high = svg.value_range([value, value])
+    assert low < value < high and svg.round_ticks(low, high, 5)
+    assert svg.value_range([5.0]) == (4.5, 5.5)
+
+
+def test_text_is_wrapped_by_its_width_and_keeps_every_letter() -> None:
+    for text in ("WIDE CAPITAL LETTERS " * 5, "m" * 90, "low-frequency " * 9, "one", ""):
+        lines = svg.wrapped(text, 100)
+        assert all(svg.text_px(line) <= 100 for line in lines)
+        assert "".join("".join(lines).split()) == "".join(text.split())
+    assert svg.wrapped("a low-frequency basis", 66) == ["a low-", "frequency", "basis"]
 
 
 def test_legend_names_every_line_on_a_phone_too() -> None:

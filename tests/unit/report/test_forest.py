@@ -1,11 +1,13 @@
 """Strips and forest plots: the interval beside the range of the claim, and the same bytes every time."""
 
+import itertools
 import math
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from vitlab.report import svg
 from vitlab.report.forest import ForestRow, Strip, draw_forest
 from vitlab.report.page import Report, Verdict, Verdicts, render
 
@@ -59,6 +61,13 @@ def test_ratios_have_equal_steps_for_equal_factors() -> None:
     assert one - half == pytest.approx(double - one, abs=0.11)
 
 
+def test_ratios_that_are_not_all_above_zero_have_equal_steps_for_equal_differences() -> None:
+    """They have no logarithm: neither a border of zero, nor the interval of a mean of ratios."""
+    for options in ({"low": 0.0}, {"low": None, "high": 4.0, "interval": (-1.0, 5.0)}):
+        assert strip(**options, log=True).draw() == strip(**options).draw()
+    assert strip(low=1.0, log=True).draw() != strip(low=1.0).draw()
+
+
 def test_one_seed_has_no_interval_and_all_of_one_value_a_place() -> None:
     assert of_class(strip(interval=None, seeds=(2.0,)).draw(), "whisker") == []
     same = strip(mean=1.0, interval=(1.0, 1.0), seeds=(1.0, 1.0, 1.0), low=1.0).draw()
@@ -68,6 +77,33 @@ def test_one_seed_has_no_interval_and_all_of_one_value_a_place() -> None:
 def test_labels_of_two_borders_lean_away_from_each_other() -> None:
     assert labels(strip(low=-1.5, high=1.5).draw()) == [("-1.5", "end"), ("1.5", "start")]
     assert labels(strip().draw()) == [("0", "middle")]
+
+
+def spans(drawn: str) -> list[tuple[float, float]]:
+    """From where to where the labels of borders reach."""
+    share = {"end": 1.0, "middle": 0.5, "start": 0.0}
+    found: list[tuple[float, float]] = []
+    for node in ElementTree.fromstring(drawn).iter("text"):
+        width = svg.text_px(node.text or "")
+        left = float(node.get("x") or 0) - share[node.get("text-anchor") or ""] * width
+        found.append((left, left + width))
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mean": 0.0, "interval": (-0.125, 0.125), "seeds": (0.0,), "low": -0.125, "high": 0.125},
+        {"mean": 9.0, "interval": None, "seeds": (9.0,), "low": -0.125, "high": 0.125},
+        {"mean": -9.0, "interval": None, "seeds": (-9.0,), "low": -0.125, "high": 0.125},
+        {"mean": 9.0, "interval": None, "seeds": (9.0,), "low": 0.1234567, "high": None},
+        {"mean": -9.0, "interval": None, "seeds": (-9.0,), "low": None, "high": -0.1234567},
+    ],
+)
+def test_labels_of_borders_stay_on_the_strip_and_apart(options: dict[str, Any]) -> None:
+    found = spans(strip(**options).draw())
+    assert all(left >= -0.06 and right <= 320.06 for left, right in found), "as exact as coordinates are written"
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
 
 
 @pytest.mark.parametrize(("good", "classes"), [(True, "mark yes"), (False, "mark no"), (None, "mark")])
@@ -97,9 +133,10 @@ def test_forest_is_a_file_that_repeats_to_the_byte_and_whose_text_is_escaped() -
 
 
 def test_long_claims_are_broken_into_lines_that_do_not_reach_the_strips() -> None:
-    rows = [ForestRow(says, "holds here", [("1", strip())]) for says in ("word " * 60, "next")]
+    rows = [ForestRow(says, "holds here", [("1", strip())]) for says in ("word " * 60, "WORD " * 60, "next")]
     drawn = draw_forest("t", [("s", rows)])
     texts = [node for node in ElementTree.fromstring(drawn).iter() if node.tag.endswith("text")]
+    assert all(svg.text_px(node.text or "") <= 400 for node in texts if (node.text or "").lower().startswith("word"))
     lines = [node for node in texts if (node.text or "").startswith("word")]
     (after,) = [node for node in texts if node.text == "next"]
     verdict = next(node for node in texts if node.text == "holds here")

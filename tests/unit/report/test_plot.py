@@ -13,7 +13,7 @@ import pytest
 
 from vitlab.report import svg
 from vitlab.report.page import Report, place, plots, render
-from vitlab.report.plot import NO_RUNS, Plot, PlotPoint, PlotSeries
+from vitlab.report.plot import NO_RUNS, Plot, PlotPoint, PlotSeries, spread
 
 HOSTILE = ["<script>alert(1)</script>", "a & b", '"quoted"', "it's", "{{ 7*7 }}", "]]>", "</template>", "中文"]
 
@@ -196,6 +196,27 @@ def test_names_are_whole_on_a_phone_also_with_hyphens() -> None:
     assert {"masked", "prediction", "ImageNet-", "21k"} <= set(texts(drawn))
 
 
+def test_points_of_several_series_stand_around_the_middle_of_their_category() -> None:
+    """Each in its series' order; one that is alone is not moved aside for those that are elsewhere."""
+    series = spread([line((0, 1), (1, 1)), line((1, 2), (2, 2)), line((1, 3), (1, 4), (2, 3))])
+    assert [[one.x for one in each.points] for each in series] == [
+        [0, pytest.approx(0.88)],
+        [1, pytest.approx(1.94)],
+        [pytest.approx(1.12), pytest.approx(1.12), pytest.approx(2.06)],
+    ]
+
+
+def test_summary_names_the_categories_of_points_beside_each_other() -> None:
+    series = spread([line((0, 0.687), (1, 0.7)), line((0, 0.5), (1, 0.6), name="ResNet")])
+    made = plot(*series, categories=["none", "1-D"], percent=True)
+    assert made.summary.endswith(
+        "; ViT goes from 68.7 % at none to 70.0 % at 1-D, ResNet goes from 50.0 % at none to 60.0 % at 1-D"
+    )
+    for x in (-1, 2):
+        beyond = plot(line((x, 0.5)), categories=["none", "1-D"])
+        assert beyond.summary.endswith(f"is 0.5 at {x}"), "no name for what has none"
+
+
 def test_long_categories_are_slanted_and_stay_inside() -> None:
     names = [f"a name that is far too long for its place {k}" for k in range(6)]
     drawn = plot(line(*((k, k) for k in range(6))), categories=names).draw(330, 300)
@@ -273,13 +294,11 @@ def test_every_colour_has_a_shape_of_its_own() -> None:
 
 
 def test_fit_has_a_dashed_line_and_no_markers_and_the_papers_numbers_have_hollow_ones() -> None:
-    fit, paper = line((1, 1), (2, 2), dashed=True), line((1, 2), (2, 3), dashed=True, hollow=True, colour=1)
+    fit, paper = line((1, 1), (2, 2), kind="fit"), line((1, 2), (2, 3), hollow=True, colour=1)
     drawn = plot(fit).draw(500, 340)
     assert len(of_class(drawn, "dashed")) == 1 and not of_class(drawn, "marker") and not plot(fit).cards
     drawn = plot(paper).draw(500, 340)
-    assert len(of_class(drawn, "dashed")) == 1 and len(of_class(drawn, "hollow")) == 2 == len(plot(paper).cards)
-    with_runs = PlotSeries("a", [point(1, 1, command="vitlab train"), point(2, 2)], dashed=True)
-    assert len(plot(with_runs).cards) == 2
+    assert not of_class(drawn, "dashed") and len(of_class(drawn, "hollow")) == 2 == len(plot(paper).cards)
 
 
 def test_a_point_of_several_lines_has_a_marker_of_its_own() -> None:
@@ -287,7 +306,7 @@ def test_a_point_of_several_lines_has_a_marker_of_its_own() -> None:
     made = plot(
         PlotSeries("depth", [point(1, 1), base]),
         PlotSeries("width", [base, point(3, 3)], 1),
-        PlotSeries("front", [PlotPoint(2, 2, base.name), PlotPoint(3, 3, "")], 2, dashed=True),
+        PlotSeries("front", [PlotPoint(2, 2, base.name), PlotPoint(3, 3, "")], 2, kind="front"),
     )
     drawn = made.draw(500, 340)
     assert [node.get("class") for node in of_class(drawn, "whisker")] == ["whisker ink"] * 2
@@ -337,7 +356,7 @@ def test_card_holds_the_run_and_a_small_curve() -> None:
 
 @pytest.mark.parametrize("size", [(330, 300), (500, 340), (1040, 420)])
 @pytest.mark.parametrize(
-    "values", [[(1, 0.5)], [(1, 5.0), (1, 5.0)], [(1e9, 1e-9), (2e9, 3e-9)], [(1e-3, 1), (1e15, 1e6)]]
+    "values", [[(1, 0.5)], [(1, 5.0), (1, 5.0)], [(1e9, 1e-9), (2e9, 3e-9)], [(1e-3, 1), (1e15, 1e6)], [(3e17, 3e17)]]
 )
 @pytest.mark.parametrize("log", [False, True])
 def test_whatever_the_values_points_lie_inside(

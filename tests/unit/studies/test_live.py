@@ -1,5 +1,6 @@
 """The table of a study while it runs."""
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -28,6 +29,20 @@ def test_table_shows_done_running_and_waiting(tmp_path: Path) -> None:
     assert lines[1].split() == ["kind", "size", "seed", "0", "seed", "1", "seed", "2"]
     assert lines[2].strip().startswith(HOSTILE) and lines[2].split()[-4:] == ["30.0", "%", "·", "·"]
     assert lines[3].split()[-3:] == ["running", "·", "·"]
+
+
+def test_title_above_a_narrow_table_stays_one_line_and_a_margin_is_in_points(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path, TINY.replace('"Tiny"', '"Axial against full attention"'))
+    scale = dataclasses.replace(study.at("laptop"), measure="margin", seeds=(0,))
+    cells = list_cells(scale)
+    record = next(iter(records_of(scale).values()))
+    done = {cells[0].run.key: dataclasses.replace(record, numbers={"margin": 0.015})}
+    out = rich.console.Console(width=100, file=io.StringIO())
+    out.print(live._table(study, scale, cells, done, set()))
+    assert isinstance(out.file, io.StringIO)
+    lines = out.file.getvalue().splitlines()
+    assert lines[0] == "Axial against full attention (laptop)"
+    assert lines[2].split() == ["A", "1", "1.5", "points"] and len(lines[2].rstrip()) < len(lines[0])
 
 
 def test_lines_are_printed_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,38 @@ def test_printed_names_what_the_published_table_has(tmp_path: Path, old: str) ->
         tiny_study(tmp_path, PRINTED.replace(old, new, 1) + TINY)
 
 
+@pytest.mark.parametrize("key", ["log_x = true", "fit = true"])
+def test_a_drawing_by_logarithm_needs_places_above_zero(tmp_path: Path, key: str) -> None:
+    text = TINY.replace("log_x = true\nfit = true", key)
+    assert key in text and text.count("= true") == 1
+    said = f"a drawing with {key.split()[0]} goes along size, of which"
+    with pytest.raises(UsageError, match=f"{said} an x is not above 0"):
+        tiny_study(tmp_path, text.replace("x = 1,", "x = 0,"))
+    with pytest.raises(UsageError, match=f"{said} 1 has no x"):
+        tiny_study(tmp_path, text.replace("x = 1,", ""))
+    tiny_study(tmp_path, text.replace("x = 1,", "x = 0,").replace(key, f'{key}\nonly = {{ size = "2" }}'))
+    tiny_study(tmp_path, text.replace("x = 1,", "").replace(key, ""))
+    tiny_study(tmp_path, text.replace('x = "size"', 'x = "flops"'))
+    with pytest.raises(UsageError, match="cannot go along layer"):
+        tiny_study(tmp_path, text.replace('x = "size"', 'x = "layer"'))
+
+
+def test_a_front_needs_places_that_are_numbers(tmp_path: Path) -> None:
+    text = TINY.replace("log_x = true\nfit = true", "front = true").replace("x = 1,", "x = 0,")
+    tiny_study(tmp_path, text)
+    with pytest.raises(UsageError, match="a drawing with front goes along size, of which 1 has no x"):
+        tiny_study(tmp_path, text.replace("x = 0,", ""))
+
+
+@pytest.mark.parametrize("statistic", ["ratio", "cost-ratio"])
+@pytest.mark.parametrize("border", ["above = 0.0", "above = -1.0", "below = 0.0"])
+def test_borders_of_a_ratio_are_above_zero(tmp_path: Path, statistic: str, border: str) -> None:
+    text = TINY.replace('"difference"', f'"{statistic}"')
+    tiny_study(tmp_path, text.replace("above = 0.0", "above = 0.5"))
+    with pytest.raises(UsageError, match="claim a-above-b: above and below of a ratio must be above 0"):
+        tiny_study(tmp_path, text.replace("above = 0.0", border))
+
+
 def test_a_slope_needs_places_above_zero(tmp_path: Path) -> None:
     text = TINY.replace('"difference"', '"slope"\nalong = "size"').replace('b = { kind = "B" }\n', "")
     tiny_study(tmp_path, text)

@@ -352,10 +352,21 @@ def test_commands_of_the_records_keep_their_options() -> None:
                     was, now = (shlex.split(text) for text in (stage.command, line))
                     assert len(was) == len(now)
                     changed = [(old, new) for old, new in zip(was, now, strict=True) if old != new]
-                    assert all(new.startswith("runs/") and old.endswith(new) for old, new in changed)
+                    assert all(new.startswith("runs/") and old.startswith(("/", "runs/")) for old, new in changed)
                     assert not any(word.startswith("/") for word in now), line
                     checked += 1
     assert checked > 300
+
+
+@pytest.mark.parametrize(("folder", "known"), [("", True), ("-2", True), ("-13", True), ("-x", False), ("0", False)])
+def test_a_start_is_known_by_its_folder_also_of_a_second_try(tmp_path: Path, folder: str, known: bool) -> None:
+    """`vitlab inspect` takes the run before as its argument, wherever that was finished."""
+    study = tiny_study(tmp_path)
+    first, second, *_ = records_of(study.at("laptop")).values()
+    place = f"/elsewhere/runs/{first.key}{folder}"
+    stages = [first, dataclasses.replace(second, command=f"vitlab inspect {place} photos --out /elsewhere/x")]
+    start = f"runs/{first.key}" if known else place
+    assert repeat_commands(stages).splitlines()[1] == f"vitlab inspect {start} photos --out runs/{second.key}"
 
 
 @pytest.mark.parametrize(("exponent", "trend"), [(-0.5, True), (0.0, False)])
@@ -374,7 +385,7 @@ def test_power_law_of_an_accuracy_is_that_of_its_error(tmp_path: Path, exponent:
     assert drawing["fits"][0]["of"] == "error" and drawing["fits"][0]["exponent"] == pytest.approx(exponent, abs=1e-9)
     plot = next(one for one in build_page(outcome, "x").sections if isinstance(one, Plot))
     said = f"A: error ∝ x^{exponent:.2f} (" if trend else "A: no trend of the error, x^"
-    curves = [one.name for one in plot.series if one.dashed]
+    curves = [one.name for one in plot.series if one.kind == "fit"]
     assert len(curves) == (2 if trend else 0), "no curve through points that have no trend"
     assert curves[0].startswith(said) if trend else plot.series[0].note.startswith("no trend, x^")
     assert any(line.startswith(said) for line in outcome_lines(outcome))
@@ -429,16 +440,16 @@ def test_power_law_is_drawn_only_where_its_exponent_has_a_sign(tmp_path: Path) -
     (plot,) = plots_of(study, "laptop", records)
     assert [one.name.split(" ∝")[0] for one in plot.series] == ["A", "A: error", "B"]
     a, fit, b = plot.series
-    assert fit.dashed and not a.note and re.fullmatch(r"no trend, x\^\S+ \(-\S+ to \d\S+ by the fit\)", b.note)
+    assert fit.kind == "fit" and not a.note and re.fullmatch(r"no trend, x\^\S+ \(-\S+ to \d\S+ by the fit\)", b.note)
 
 
 def test_a_line_has_the_same_colour_at_every_scale() -> None:
     study = read_study("speed")
     colours = [
-        {one.name: one.colour for one in plots_of(study, name, records_of(study.scales[name]))[0].series}
+        {one.name: one.css for one in plots_of(study, name, records_of(study.scales[name]))[0].series}
         for name in study.scales
     ]
-    assert len(colours) > 1 and all(len(set(one.values())) == len(one) for one in colours)
+    assert len(colours) > 1 and all(len(set(one.values())) == len(one) for one in colours), "none looks like another"
     for one, other in itertools.combinations(colours, 2):
         assert {name: one[name] for name in one if name in other} == {
             name: other[name] for name in other if name in one
