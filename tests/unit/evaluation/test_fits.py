@@ -125,9 +125,9 @@ def test_exact_curves_are_found_in_either_direction() -> None:
         assert law.exponent_interval == pytest.approx((exponent, exponent), abs=1e-6)
 
 
-@pytest.mark.parametrize("level", [0.63, 0.7, 0.37, 1e-9])
+@pytest.mark.parametrize("level", [0.63, 0.9, 1e-9])
 def test_level_points_have_no_exponent_that_rounding_made(level: float) -> None:
-    law = fit_power_law([1.0, 2.0, 5.0, 7.0], [level] * 4)
+    law = fit_power_law(np.arange(1, 7) ** 2.0, [level] * 6)
     assert law.exponent == 0 and law.exponent_interval == (0, 0) and law.at(3.0) == pytest.approx(level)
 
 
