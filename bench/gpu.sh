@@ -6,7 +6,7 @@
 #   bench/gpu.sh profile OUT     where the time of a training step goes
 #   bench/gpu.sh attention OUT   torch's attention kernels and the formula itself
 #   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
-#   bench/gpu.sh tune OUT        its optimiser, rate and regularisation, judged by a tenth of the training images; EPOCHS
+#   bench/gpu.sh tune OUT        Muon, its width, patch dropout and a masked autoencoder first, judged by a tenth of the training images; EPOCHS
 #   bench/gpu.sh seeds OUT       the same from scratch with SEEDS at once, EPOCHS, and the settings in SET or those that `tune` chose
 #   bench/gpu.sh tiny OUT        the same model on Tiny-ImageNet from scratch; SEEDS
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
@@ -46,6 +46,32 @@ go() {
     return "$code"
 }
 
+# `cifar NAME BEFORE PART ...` trains a ViT on CIFAR-10 for PART per cent of $epochs; where BEFORE is above 0, first as a masked
+# autoencoder on the same images without labels, for BEFORE per cent. What follows are options of both; MORE are those of a trial.
+cifar() {
+    local name=$1 before=$2 part=$3 start=()
+    shift 3
+    if [ "$before" -gt 0 ]; then
+        local model=() word
+        for word in "$@"; do
+            case $word in model.name=*) model=(--set "$word") ;; esac
+        done
+        # shellcheck disable=SC2086 # options are words
+        go "$name-mae" --recipe cifar10-mae "${model[@]}" --seed "$(seed_of "$@")" --set train.epochs="$((epochs * before / 100))" ${MORE:-}
+        start=(--init "$runs/$name-mae")
+    fi
+    # shellcheck disable=SC2086
+    go "$name" --recipe cifar10-plain-vit --set train.epochs="$((epochs * part / 100))" "${start[@]}" "$@" ${MORE:-}
+}
+
+seed_of() {
+    while [ $# -gt 1 ]; do
+        if [ "$1" = --seed ]; then echo "$2" && return; fi
+        shift
+    done
+    echo 0
+}
+
 case $stage in
 tests)
     python3 -m pytest -q -p no:cacheprovider tests/gpu --durations=10 2>&1 | tee "$out/gpu-tests.txt"
@@ -63,26 +89,25 @@ scratch)
     go scratch --recipe cifar10-plain-vit-long
     ;;
 tune)
-    # Runs at once: each compiles and tests while others train. Equal compute for all, and an average of the weights over as small a
-    # part of the run as in a long one. The best by a tenth of the training images is written to $runs/tuned, for `seeds`.
-    short="--recipe cifar10-plain-vit --set data.val_frac=0.1 --set train.ema=${EMA:-0.998}"
+    # Runs at once: each compiles and tests while others train. About equal compute for all, and an average of the weights over as small
+    # a part of the run as in a long one. The best by a tenth of the training images is written to $runs/tuned, for `seeds`.
+    short="--set data.val_frac=0.1 --set train.ema=${EMA:-0.998}"
     muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true --set optim.lr=2e-3 --set optim.weight_decay=0.2"
-    wide="--set model.name=ViT-w384d9m1536h6/4"
-    epochs=${EPOCHS:-40}
-    while read -r name part options; do
+    wide="--set model.name=ViT-w384d9m1536h6/4" epochs=${EPOCHS:-40}
+    while read -r name before part options; do
         # shellcheck disable=SC2086 # options are words
-        go "tune-$name" $short --set train.epochs="$((epochs * part / 100))" $options </dev/null &
-        echo "$part $options" >"$runs/tune-$name.options"
+        cifar "tune-$name" "$before" "$part" $short $options </dev/null &
+        echo "$before $part $options" >"$runs/tune-$name.options"
     done <<END
-muon 100 $muon
-muon-patches-50 180 $muon --set model.patch_dropout=0.5
-muon-wide 55 $muon $wide
-muon-wide-patches-50 100 $muon $wide --set model.patch_dropout=0.5
+muon 0 100 $muon
+muon-wide 0 55 $muon $wide
+muon-patches-50 0 180 $muon --set model.patch_dropout=0.5
+muon-after-mae 100 64 $muon
 END
     wait
     for name in "$runs"/tune-*/; do
         name=$(basename "$name")
-        if [ -f "$runs/$name/report.html" ]; then # one that was cut off has another schedule behind it
+        if [ -f "$runs/$name/report.html" ] && [ -f "$runs/$name.options" ]; then # one that was cut off has another schedule behind it
             last=$(find "$runs/$name/checkpoints" -name progress.json | sort | tail -n 1)
             echo "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["evaluations"][-1]["top1"])' "$last") $name $(cat "$runs/$name.options")"
         fi
@@ -90,12 +115,12 @@ END
     head -n 1 "$out/tuned.txt" | cut -d ' ' -f 3- >"$runs/tuned"
     ;;
 seeds)
-    part=100 set=${SET:-}
-    if [ -z "$set" ]; then read -r part set <"$runs/tuned"; fi # what `tune` chose; without it this ends here
+    before=0 part=100 set=${SET:-} epochs=${EPOCHS:-300}
+    if [ -z "$set" ]; then read -r before part set <"$runs/tuned"; fi # what `tune` chose; without it this ends here
     pids=()
     for seed in ${SEEDS:-0 1 2}; do
         # shellcheck disable=SC2086 # options are words
-        go "seed-$seed" --recipe cifar10-plain-vit --set train.epochs="$((${EPOCHS:-300} * part / 100))" $set --seed "$seed" &
+        cifar "seed-$seed" "$before" "$part" $set --seed "$seed" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid"; done # a seed that failed fails the stage

@@ -520,6 +520,9 @@ def test_claims_are_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> Non
     made = ClaimsReport(rows, Path("docs/results/claims.md"), folder)
     assert made.markdown() == _read("results/claims.md"), "make results"
     assert made.picture().decode() == _read("results/claims.svg"), "make results"
+    summary = (DOCS.parent / "README.md").read_text(encoding="utf-8").partition("docs/results/claims.md): ")[2]
+    measured, post_hoc = (re.findall(r"\d+", text) for text in (made.measured(), made.post_hoc()))
+    assert re.findall(r"\d+", summary.partition("post hoc")[0]) == [*measured, *post_hoc], "README.md"
 
 
 def test_pages_of_the_studies_are_those_of_the_records(tmp_path: Path) -> None:
