@@ -175,7 +175,7 @@ student)
     ;;
 studies)
     shopt -s extglob
-    all=$(python3 -c 'from vitlab.studies.study import list_study_names; print(*list_study_names())')
+    all=$(python3 -c 'from vitlab.studies.study_file import list_study_names; print(*list_study_names())')
     mkdir -p "$runs/studies/records"
     cp -rn docs/results/records/cells "$runs/studies/records/" 2>/dev/null || true
     pack() { tar -C "$runs/studies" -czf "$out/cells.part" records && mv "$out/cells.part" "$out/cells.tgz"; }

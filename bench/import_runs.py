@@ -19,7 +19,7 @@ from vitlab.models.names import format_name
 from vitlab.studies.cell_records import CellRecord, write_cell
 from vitlab.studies.cell_run import tested, thinned_curve
 from vitlab.studies.grid import StudyRun, list_cells
-from vitlab.studies.study import read_study
+from vitlab.studies.study_file import read_study
 from vitlab.training.pretext_rules import count_task_macs
 from vitlab.training.recipe_book import show_recipe
 

@@ -29,7 +29,7 @@ from vitlab.models.efficientnet_spec import EfficientNetSpec
 from vitlab.models.spec import AxialResNetSpec, BiTSpec, TrunkSpec, ViTSpec, bit_trunk
 from vitlab.models.vit import ViT
 from vitlab.runs.training.training_run import TrainResult
-from vitlab.studies import study
+from vitlab.studies import study, study_file
 from vitlab.studies.cell_run import execute_run
 from vitlab.studies.grid import StudyRun
 from vitlab.studies.units import is_share
@@ -303,8 +303,8 @@ def test_config_keys_are_listed_with_their_defaults_and_choices() -> None:
 
 
 STUDY_TABLES = {
-    "The study": study._StudyTable,
-    "Scales": study._ScaleTable,
+    "The study": study_file._StudyTable,
+    "Scales": study_file._ScaleTable,
     "Stages": study.Stage,
     "Drawings": study.Drawing,
     "Claims": study.Claim,
@@ -333,8 +333,8 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 def test_keys_of_an_axis_value_its_labels_and_statistics_are_listed() -> None:
     page = _read("reference/study-files.md")
     value = {row[0].strip("`"): row[3] for row in _rows(_section(page, "Axis values"))}
-    assert list(value) == [*study._OF_A_VALUE, "STAGE"]
-    assert all(f"`{key}`" in value["STAGE"] for key in study._OF_A_STAGE)
+    assert list(value) == [*study_file._VALUE_KEYS, "STAGE"]
+    assert all(f"`{key}`" in value["STAGE"] for key in study.STAGE_KEYS)
     labels = [row[0] for row in _rows(_section(page, "Tests")) if len(row) == 2]
     assert labels == [f"`{label}`" for label in (*study.ENDS, study.BEST)]
     listed = [row[0] for row in _rows(_section(page, "Statistics"))]
@@ -527,7 +527,7 @@ def test_claims_are_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_pages_of_the_studies_are_those_of_the_records(tmp_path: Path) -> None:
     from vitlab.studies.reporting import report_study
-    from vitlab.studies.study import list_study_names, read_study
+    from vitlab.studies.study_file import list_study_names, read_study
 
     there = {path.name: path.read_bytes() for path in (DOCS / "results" / "studies").iterdir()}
     for name in list_study_names():
@@ -538,7 +538,7 @@ def test_pages_of_the_studies_are_those_of_the_records(tmp_path: Path) -> None:
 
 
 def test_each_study_has_its_place_in_the_results() -> None:
-    from vitlab.studies.study import list_study_names
+    from vitlab.studies.study_file import list_study_names
 
     page = _read("results/studies-h200.md")
     linked = re.findall(r"\]\(studies/([\w-]+)\.md\)", page)

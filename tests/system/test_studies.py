@@ -17,7 +17,7 @@ from forked_work import in_child
 
 from vitlab.studies.cell_records import read_cells
 from vitlab.studies.grid import StudyRun, list_runs
-from vitlab.studies.study import read_study
+from vitlab.studies.study_file import read_study
 from vitlab.studies.study_run import run_study
 
 VITLAB = str(Path(sys.executable).with_name("vitlab"))

@@ -8,7 +8,8 @@ from typing import Any
 from vitlab.studies.cell_records import CellRecord, write_cell
 from vitlab.studies.grid import Cell, StudyRun, list_cells
 from vitlab.studies.inspected import head_key
-from vitlab.studies.study import Scale, Study, read_study
+from vitlab.studies.study import Scale, Study
+from vitlab.studies.study_file import read_study
 
 HOSTILE = "<img src=x onerror=alert(1)> & “such” | *so*"
 HEAD = """

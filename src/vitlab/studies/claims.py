@@ -21,7 +21,8 @@ from vitlab.studies.outcome import (
     count_verdicts,
     find_outcome,
 )
-from vitlab.studies.study import SCALES, list_study_names, read_study
+from vitlab.studies.study import SCALES
+from vitlab.studies.study_file import list_study_names, read_study
 from vitlab.studies.study_report import HOW_DRAWN, HOW_JUDGED, markdown_table, notes_of, strip_of, verdict_row
 
 CLAIMS = "claims"

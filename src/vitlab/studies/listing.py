@@ -5,7 +5,8 @@ from typing import Any
 
 from vitlab.core.command import command_line
 from vitlab.evaluation.published import published_tables
-from vitlab.studies.study import Scale, Study, count_cells, list_study_names, read_study
+from vitlab.studies.study import Scale, Study, count_cells
+from vitlab.studies.study_file import list_study_names, read_study
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,70 +5,23 @@ From records alone, so that the same records give the same answer anywhere.
 
 import dataclasses
 import math
-import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from vitlab.evaluation.fits import Estimate, Verdict, cost_ratio, estimate, fit_power_law, slope, verdict
+from vitlab.evaluation.fits import Estimate, Verdict, verdict
 from vitlab.studies.cell_records import CellRecord
-from vitlab.studies.grid import Cell, Combination, list_cells
-from vitlab.studies.study import BEST, ENDS, AxisValue, Claim, Scale, Selection, Study, Test, named_values
-from vitlab.studies.units import bounded, count_in_words, goodness, is_share, is_timed, spoken, written
+from vitlab.studies.conditions import Condition, Measured, is_complete, resolve_selection, select, select_seed
+from vitlab.studies.grid import list_cells
+from vitlab.studies.statistic import NoNumberError, estimate_numbers, find_number, require_one_machine, sides_of
+from vitlab.studies.study import AxisValue, Claim, Scale, Selection, Study, Test
+from vitlab.studies.units import bounded, count_in_words, is_share, spoken, written
 
 NOT_YET = "not measured yet"
 ClaimVerdict = Verdict | Literal["not measured yet"]
 HOLDS, FAILS, UNKNOWN = "holds here", "does not hold here", "inconclusive at this scale"
 LEAST_SEEDS = 3  # below, chance is not bounded by anything
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A cell with its record, and the records of the runs that it starts from."""
-
-    cell: Cell
-    record: CellRecord
-    before: tuple[CellRecord, ...]
-
-    def number(self, measure: str) -> float | None:
-        """A number of the last stage; flops and seconds are those of all stages."""
-        stages, numbers = (*self.before, self.record), self.record.numbers
-        match measure:
-            case "flops":
-                return sum(one.flops for one in stages)
-            case "seconds":
-                return sum(map(_seconds, stages))
-            case "macs_per_second" if "images_per_second" in numbers:
-                return numbers["macs"] * numbers["images_per_second"]
-            case _:
-                return numbers.get(measure)
-
-
-def _seconds(record: CellRecord) -> float:
-    """No less than its images at their mean rate: early records of stopped runs have the time of the last try alone."""
-    rate = record.numbers.get("images_per_second")
-    return max(record.seconds, record.numbers.get("images_seen", 0.0) / rate) if rate else record.seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class Condition(Combination):
-    """A combination with all its seeds."""
-
-    seeds: tuple[Measured, ...]
-
-    def numbers(self, measure: str) -> dict[int, float]:
-        """By seed."""
-        found = {one.cell.seed: one.number(measure) for one in self.seeds}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def estimate(self, measure: str) -> Estimate | None:
-        values = list(self.numbers(measure).values())
-        return estimate(values) if values else None
-
-    def mean(self, measure: str) -> float | None:
-        values = self.numbers(measure).values()
-        return statistics.fmean(values) if values else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,34 +115,29 @@ def _judge(claim: Claim, scale: Scale, conditions: Sequence[Condition]) -> Claim
     is_begun = any(
         condition.seeds
         for test in tests
-        for side in _sides(test.test)
-        for condition in _selected(conditions, scale, side)
+        for side in sides_of(test.test)
+        for condition in select(conditions, scale, side)
     )
     return ClaimOutcome(claim, tests, result, is_begun)
 
 
-def _sides(test: Test) -> tuple[Selection, ...]:
-    return (test.a, test.b) if test.compares else (test.a,)
-
-
 def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutcome:
     measure = test.measure or scale.measure
-    a, b = (_resolved(side, measure, scale, conditions) for side in (test.a, test.b))
+    a, b = (resolve_selection(side, measure, scale, conditions) for side in (test.a, test.b))
     test = dataclasses.replace(test, a=a, b=b, measure=measure)
-    sides = _sides(test)
-    seeds = [
-        seed for seed in scale.seeds if all(_is_complete(conditions, scale, seed, side, measure) for side in sides)
-    ]
-    used = [one for seed in seeds for side in sides for one in _chosen(conditions, scale, seed, side)]
+    sides = sides_of(test)
+    seeds = [seed for seed in scale.seeds if all(is_complete(conditions, scale, seed, side, measure) for side in sides)]
+    used = [one for seed in seeds for side in sides for one in select_seed(conditions, scale, seed, side)]
     if not seeds:
         return TestOutcome(test, UNKNOWN, _why_unmeasured(measure, scale, conditions, sides))
     try:
-        _require_one_machine(test, used)
+        require_one_machine(test, used)
         numbers = {
-            seed: _statistic(test, [_chosen(conditions, scale, seed, side) for side in sides], seed) for seed in seeds
+            seed: find_number(test, [select_seed(conditions, scale, seed, side) for side in sides], seed)
+            for seed in seeds
         }
-        found, bound = _estimate(test, list(numbers.values()))
-    except _NoNumberError as error:
+        found, bound = estimate_numbers(test, list(numbers.values()))
+    except NoNumberError as error:
         return TestOutcome(test, UNKNOWN, str(error), len(seeds))
     in_points = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
@@ -208,19 +156,8 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     )
 
 
-class _NoNumberError(Exception):
-    """What was measured gives no number to test; says why."""
-
-
-class _Number(NamedTuple):
-    """Of one seed. `bound` is 1 where it may be larger, -1 where it may be smaller."""
-
-    value: float
-    bound: int = 0
-
-
 def _why_unmeasured(measure: str, scale: Scale, conditions: Sequence[Condition], sides: Sequence[Selection]) -> str:
-    measured = [one for seed in scale.seeds for side in sides for one in _chosen(conditions, scale, seed, side)]
+    measured = [one for seed in scale.seeds for side in sides for one in select_seed(conditions, scale, seed, side)]
     return (lacks_measure(measured[0].record, measure) if measured else "") or NOT_YET
 
 
@@ -232,37 +169,6 @@ def lacks_measure(record: CellRecord, measure: str) -> str:
     return f"its runs have no number {measure}; they have {', '.join(names)}"
 
 
-def _require_one_machine(test: Test, used: Sequence[Measured]) -> None:
-    """Two sides in seconds compare where one machine measured both, with nothing beside it."""
-    timed = is_timed(test.measure) or (test.statistic == "cost-ratio" and is_timed(test.cost))
-    if not test.compares or not timed:
-        return
-    records = [record for one in used for record in (*one.before, one.record)]
-    machines = sorted({str(record.hardware.get("name", "?")) for record in records})
-    if len(machines) > 1:
-        raise _NoNumberError(f"not comparable: measured on {' and '.join(machines)}")
-    if any(record.workers > 1 for record in records):
-        raise _NoNumberError("not comparable: some runs shared their machine with others; --workers 1 runs them alone")
-
-
-def _estimate(test: Test, numbers: Sequence[_Number]) -> tuple[Estimate, int]:
-    """The mean with its interval, and which way it is a bound.
-
-    Ratios by their logarithms, so that half is as far from one as double.
-    """
-    bounds = {one.bound for one in numbers} - {0}
-    if len(bounds) > 1:
-        raise _NoNumberError(
-            "not comparable: the fronts do not meet, and differ from seed to seed in which is the cheaper"
-        )
-    values = [one.value for one in numbers]
-    if not test.statistic.endswith("ratio"):
-        return estimate(values), 0
-    found = estimate([math.log(value) for value in values])
-    interval = None if found.interval is None else (math.exp(found.interval[0]), math.exp(found.interval[1]))
-    return Estimate(math.exp(found.mean), interval, found.n), next(iter(bounds), 0)
-
-
 def _verdict(test: Test, found: Estimate, bound: int) -> Verdict:
     """Of a bound, one end of the interval is as far as numbers go."""
     low, high = (-math.inf if test.above is None else test.above), (math.inf if test.below is None else test.below)
@@ -270,104 +176,6 @@ def _verdict(test: Test, found: Estimate, bound: int) -> Verdict:
         start, end = found.interval
         found = dataclasses.replace(found, interval=(start, sys.float_info.max) if bound > 0 else (0.0, end))
     return verdict(found, low, high, least=LEAST_SEEDS)
-
-
-def _statistic(test: Test, sides: Sequence[Sequence[Measured]], seed: int) -> _Number:
-    a, b = sides[0], sides[-1]
-    match test.statistic:
-        case "value":
-            return _Number(statistics.fmean(_numbers(a, test.measure)))
-        case "difference" | "ratio":
-            return _Number(_compared(a, b, test, seed))
-        case "slope" | "exponent":
-            return _Number(_along(test, a, seed))
-        case "slope-difference" | "exponent-difference":
-            return _Number(_along(test, a, seed) - _along(test, b, seed))
-        case "cost-ratio":
-            ratio = cost_ratio(_costs(test, a, seed), _costs(test, b, seed))
-            if ratio is None:
-                dearer = f"one side has more {spoken(test.measure)} for more {spoken(test.cost)}"
-                raise _NoNumberError(f"not comparable: with seed {seed} {dearer}")
-            return _Number(ratio.ratio, int(math.copysign(ratio.is_bound, math.log(ratio.ratio))))
-
-
-def _numbers(side: Iterable[Measured], measure: str) -> list[float]:
-    return [value for one in side if (value := one.number(measure)) is not None]
-
-
-def _costs(test: Test, side: Sequence[Measured], seed: int) -> tuple[list[float], list[float]]:
-    costs = _numbers(side, test.cost)
-    if min(costs) <= 0:
-        raise _NoNumberError(f"not comparable: with seed {seed} a run has no {spoken(test.cost)}")
-    return costs, [goodness(test.measure, value) for value in _numbers(side, test.measure)]
-
-
-def _along(test: Test, side: Sequence[Measured], seed: int) -> float:
-    xs = [float(one.cell.values[test.along].x or math.nan) for one in side]
-    ys = _numbers(side, test.measure)
-    if test.statistic.startswith("slope"):
-        return slope(xs, ys)
-    if min(ys) <= 0:
-        raise _NoNumberError(
-            f"with seed {seed} {spoken(test.measure)} is {min(ys):g}, and a power law is of numbers above 0"
-        )
-    return fit_power_law(xs, ys).exponent
-
-
-def _compared(a: Sequence[Measured], b: Sequence[Measured], test: Test, seed: int) -> float:
-    """a beside b, each with the one that is alike in all other axes; the mean where there are several."""
-    axes = {*test.a, *test.b}
-
-    def rest(one: Measured) -> tuple[tuple[str, str], ...]:
-        return tuple((axis, label) for axis, label in one.cell.labels.items() if axis not in axes)
-
-    sides: list[dict[tuple[tuple[str, str], ...], list[float]]] = [{}, {}]
-    for side, measured in zip(sides, (a, b), strict=True):
-        for one in measured:
-            side.setdefault(rest(one), []).extend(_numbers([one], test.measure))
-    pairs = [(statistics.fmean(x), statistics.fmean(sides[1][key])) for key, x in sides[0].items() if key in sides[1]]
-    if not pairs:
-        raise _NoNumberError(f"with seed {seed} no cell of one side is like one of the other but for what is compared")
-    if test.statistic == "difference":
-        return statistics.fmean(x - y for x, y in pairs)
-    if min(min(pair) for pair in pairs) <= 0:
-        raise _NoNumberError(f"with seed {seed} {spoken(test.measure)} is not above 0, so that there is no ratio")
-    return statistics.geometric_mean(x / y for x, y in pairs)
-
-
-def _selected(conditions: Sequence[Condition], scale: Scale, selection: Selection) -> list[Condition]:
-    """Those that have the labels of a selection."""
-    named = {axis: named_values(scale.axes[axis], label) for axis, label in selection.items()}
-    return [one for one in conditions if all(one.values[axis] in values for axis, values in named.items())]
-
-
-def _chosen(conditions: Sequence[Condition], scale: Scale, seed: int, selection: Selection) -> list[Measured]:
-    """The cells of one seed that a selection names, as far as they are measured."""
-    selected = _selected(conditions, scale, selection)
-    return [one for condition in selected for one in condition.seeds if one.cell.seed == seed]
-
-
-def _is_complete(conditions: Sequence[Condition], scale: Scale, seed: int, selection: Selection, measure: str) -> bool:
-    """Whether a seed has every cell of a selection: a mean or a front of some of them is another number."""
-    selected = _selected(conditions, scale, selection)
-    return selected != [] and all(seed in condition.numbers(measure) for condition in selected)
-
-
-def _resolved(selection: Selection, measure: str, scale: Scale, conditions: Sequence[Condition]) -> Selection:
-    """A selection with the labels that `first`, `last` and `best` stand for: each side may have its own learning rate."""
-    ends = [axis for axis, label in selection.items() if label in ENDS]
-    selection = {**selection, **{axis: named_values(scale.axes[axis], selection[axis])[0].label for axis in ends}}
-    for axis in [axis for axis, label in selection.items() if label == BEST]:
-        others = {other: label for other, label in selection.items() if other != axis}
-        seeds = [seed for seed in scale.seeds if _is_complete(conditions, scale, seed, others, measure)]
-        means: dict[str, float] = {}
-        for value in scale.axes[axis]:
-            selected = _selected(conditions, scale, {**selection, axis: value.label})
-            found = [condition.numbers(measure)[seed] for condition in selected for seed in seeds]
-            means |= {value.label: statistics.fmean(found)} if found else {}
-        best = max(means, key=lambda label: goodness(measure, means[label]), default=BEST)
-        selection = {**selection, axis: best}
-    return selection
 
 
 def _in_words(test: Test, measure: str, scale: Scale) -> str:

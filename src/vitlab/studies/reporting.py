@@ -14,7 +14,8 @@ from vitlab.report.page import render
 from vitlab.studies.cell_records import CellRecord, read_cells
 from vitlab.studies.claims import CLAIMS, ClaimsReport, report_claims
 from vitlab.studies.outcome import Outcome, find_outcome
-from vitlab.studies.study import SCALES, Study, list_study_names, read_study
+from vitlab.studies.study import SCALES, Study
+from vitlab.studies.study_file import list_study_names, read_study
 from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, plot_files, to_markdown
 from vitlab.studies.tables import RECORDS, TableReport, report_table, require_file
 

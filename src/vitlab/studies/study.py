@@ -1,6 +1,7 @@
-"""A study: one question of the paper as a grid of training runs, at three scales. Read from TOML; loads no torch.
+"""A study: one question of the paper as a grid of training runs, at three scales. Loads no torch.
 
-Owns the schema. A cell of the grid is one value of every axis and a seed; its stages are runs, each starting from the last:
+Owns the schema, which `study_file` reads. A cell of the grid is one value of every axis and a seed; its stages are runs, each
+starting from the last:
 
     [scales.laptop.stages.train]
     recipe = "study-laptop-vit"
@@ -10,17 +11,11 @@ Owns the schema. A cell of the grid is one value of every axis and a seed; its s
 """
 
 import dataclasses
-import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
-from importlib import resources
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from vitlab.core import config
-from vitlab.core.errors import UnknownName, UsageError, require
-from vitlab.evaluation.published import PublishedTable, find_table
+from vitlab.core.errors import UnknownName, UsageError
 
 ScaleName = Literal["laptop", "gpu", "paper"]
 SCALES: tuple[ScaleName, ...] = ("laptop", "gpu", "paper")
@@ -33,8 +28,7 @@ Selection = Mapping[str, str]  # the label of some axes
 ENDS = ("first", "last")  # labels of whatever stands at the ends of an axis
 BEST = "best"  # the label of whatever has the highest mean over the seeds, for each side of a comparison
 NO_AXES = ("flops", "seconds", "layer")  # what a drawing may have along x besides axes
-_OF_A_STAGE = ("recipe", "data", "init", "verb")  # beside config keys, in what an axis changes
-_OF_A_VALUE = ("x", "line")
+STAGE_KEYS = ("recipe", "data", "init", "verb")  # beside config keys, in what an axis changes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,182 +185,6 @@ class Study:
         return found
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _ScaleTable:
-    about: str
-    seeds: tuple[int, ...] = (0, 1, 2)
-    stages: Mapping[str, Stage]
-    axes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict[str, Mapping[str, Any]])
-    skip: tuple[Mapping[str, Any], ...] = ()
-    measure: str = ""  # other than the study's
-    minutes: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _StudyTable:
-    title: str
-    question: str
-    paper: str
-    table: str = ""
-    measure: str = "top1"
-    printed: Printed | None = None
-    drawings: tuple[Drawing, ...]
-    claims: tuple[Claim, ...] = ()
-    scales: Mapping[str, _ScaleTable]
-
-
-def list_study_names() -> list[str]:
-    """The studies that ship with vitlab."""
-    folder = resources.files("vitlab.studies") / "book"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def read_study(name: str) -> Study:
-    """A study that ships with vitlab, or one in a TOML file of your own."""
-    if name.endswith(".toml"):
-        return _checked(Path(name).stem, config.load_toml(Path(name)))
-    return _shipped(name)
-
-
-@functools.cache
-def _shipped(name: str) -> Study:
-    if name not in list_study_names():
-        hint = "See `vitlab study list`; a study of your own is a file that ends in .toml."
-        raise UnknownName("study", name, list_study_names(), hint=hint)
-    text = (resources.files("vitlab.studies") / "book" / f"{name}.toml").read_text(encoding="utf-8")
-    return _checked(name, config.parse_toml(text, f"study {name}"))
-
-
-def _checked(name: str, table: Mapping[str, Any]) -> Study:
-    try:
-        return _study(name, config.from_dict(_StudyTable, table))
-    except UnknownName:
-        raise
-    except UsageError as error:
-        raise UsageError(f"study {name}: {error.what}", hint=error.hint) from error
-
-
-def _study(name: str, given: _StudyTable) -> Study:
-    require(bool(given.scales), f"a study has at least one of the scales {', '.join(SCALES)}")
-    published = find_table(given.table)[0] if given.table else None
-    scales: dict[ScaleName, Scale] = {}
-    for scale, table in given.scales.items():
-        require(scale in SCALES, f"scales.{scale} is not one of {', '.join(SCALES)}")
-        scales[cast(ScaleName, scale)] = _scale(cast(ScaleName, scale), table, given.measure)
-    if given.printed is not None:
-        if published is None:
-            raise UsageError("printed needs the name of a published table: table")
-        _require_printed(given.printed, published)
-    study = Study(
-        name=name,
-        title=given.title,
-        question=given.question,
-        paper=given.paper,
-        table=given.table,
-        drawings=given.drawings,
-        claims=given.claims,
-        scales=scales,
-        printed=given.printed,
-    )
-    names = [claim.name for claim in study.claims]
-    for claim in study.claims:
-        require(names.count(claim.name) == 1, f"two claims have the name {claim.name}")
-        require(any(map(claim.is_tested_at, scales)), f"claim {claim.name} has no test at any scale of the study")
-        for test in claim.tests:
-            _require_test(test, f"claim {claim.name}")
-            for at in (scales[scale] for scale in test.scales if scale in scales):
-                _require_testable(test, at, f"claim {claim.name}")
-    for drawing in study.drawings:
-        axes = [*filter(None, (drawing.line, "" if drawing.x in NO_AXES else drawing.x))]
-        for at in (scales[scale] for scale in drawing.scales if scale in scales):
-            _require_axes(at, axes, "a drawing")
-            _require_labels(at, drawing.only, "a drawing")
-            _require_drawable(drawing, at)
-    return study
-
-
-def _require_printed(printed: Printed, table: PublishedTable) -> None:
-    """A column or row that the table does not have would be missed after the last run."""
-    columns, rows = [column.title for column in table.columns], [row.title for row in table.rows]
-    for title in filter(None, (printed.x, printed.y, *(() if printed.y else printed.lines))):
-        if title not in columns:
-            raise UnknownName(f"column of {table.name}", title, columns)
-    for title in printed.places:
-        if title not in rows:
-            raise UnknownName(f"row of {table.name}", title, rows)
-    require(bool(printed.x) == bool(printed.y), "printed has both columns, x and y, or neither")
-    require(not printed.places or not printed.y, "printed has places for rows, or a column of them: x")
-    placed = printed.places or printed.y
-    require(not printed.log_x or bool(placed), "printed has log_x, and neither places nor x to be drawn on it")
-
-
-def _require_test(test: Test, who: str) -> None:
-    low, high = test.above, test.below
-    numbers = [bound for bound in (low, high) if bound is not None]
-    require(all(map(math.isfinite, numbers)), f"{who}: above and below must be finite numbers")
-    require(low is not None or high is not None, f"{who}: a test says above or below what its number must be")
-    is_ratio = test.statistic.endswith("ratio")
-    require(not is_ratio or all(number > 0 for number in numbers), f"{who}: above and below of a ratio must be above 0")
-    require(low is None or high is None or low < high, f"{who}: no number is above {low} and below {high}")
-    needs_axis = test.statistic.startswith(("slope", "exponent"))
-    require(not needs_axis or test.along != "", f"{who}: a {test.statistic} needs the name of an axis: along")
-    sides = bool(test.a) and bool(test.b) and test.a != test.b
-    require(not test.compares or sides, f"{who}: a {test.statistic} needs two different sides: a and b")
-
-
-def _require_testable(test: Test, scale: Scale, who: str) -> None:
-    """A label that a scale does not have would never be measured, and the claim never judged."""
-    for side in (test.a, test.b):
-        _require_labels(scale, side, who, (*ENDS, BEST))
-    alike = test.compares and all(_at(scale, axis, test.a) == _at(scale, axis, test.b) for axis in {*test.a, *test.b})
-    require(not alike, f"{who}: a and b are the same at the scale {scale.name}")
-    if test.along:
-        _require_axes(scale, [test.along], who)
-        for side in (test.a, test.b) if test.compares else (test.a,):
-            _require_places(
-                test, [value for value in scale.axes[test.along] if value in _at(scale, test.along, side)], who
-            )
-
-
-def _require_places(test: Test, values: Sequence[AxisValue], who: str) -> None:
-    where = f"{who} goes along {test.along}, of which"
-    _require_numbers(values, where)
-    _require_above_zero(values, where)
-    least = 2 if test.statistic.startswith("slope") else 3
-    places = {value.x for value in values}
-    require(len(places) >= least, f"{where} a side has fewer than {least} places, which a {test.statistic} needs")
-
-
-def _require_drawable(drawing: Drawing, scale: Scale) -> None:
-    """Logarithms and costs of names would be those of 0, 1, 2, and points at 0 would be left out."""
-    wanted = [key for key in ("log_x", "fit", "front") if getattr(drawing, key)]
-    if not wanted or drawing.x in ("flops", "seconds"):
-        return
-    who = f"a drawing with {wanted[0]}"
-    require(drawing.x != "layer", f"{who} cannot go along layer")
-    where = f"{who} goes along {drawing.x}, of which"
-    _require_numbers(scale.axes[drawing.x], where)
-    if wanted != ["front"]:
-        _require_above_zero(_at(scale, drawing.x, drawing.only), where)
-
-
-def _require_numbers(values: Sequence[AxisValue], where: str) -> None:
-    without = [value.label for value in values if value.x is None]
-    require(without == [], f"{where} {', '.join(without)} has no x")
-
-
-def _require_above_zero(values: Sequence[AxisValue], where: str) -> None:
-    require(
-        all(value.x is None or value.x > 0 for value in values),
-        f"{where} an x is not above 0, and it goes by its logarithm",
-    )
-
-
-def _at(scale: Scale, axis: str, selection: Selection) -> Sequence[AxisValue]:
-    """The values of an axis that a selection names; all where it names none."""
-    return named_values(scale.axes[axis], selection.get(axis, BEST))
-
-
 def named_values(values: Sequence[AxisValue], label: str) -> Sequence[AxisValue]:
     """The values of an axis that a label stands for; of `best`, which only the records know, all."""
     if label in ENDS:
@@ -375,83 +193,10 @@ def named_values(values: Sequence[AxisValue], label: str) -> Sequence[AxisValue]
     return exact or (values if label == BEST else [value for value in values if label in value.lines])
 
 
-def _require_labels(scale: Scale, selection: Selection, who: str, also: Sequence[str] = ()) -> None:
-    _require_axes(scale, [*selection], who)
-    for axis, label in selection.items():
-        known = {name for value in scale.axes[axis] for name in value.names}
-        require(
-            label in (*known, *also),
-            f"{who} names {axis} {label}, which the scale {scale.name} does not have",
-            "A test or a drawing that makes sense at some scales alone lists them: scales.",
-        )
-
-
-def _require_axes(scale: Scale, axes: Sequence[str], who: str) -> None:
-    for axis in axes:
-        require(axis in scale.axes, f"{who} names the axis {axis}, which the scale {scale.name} does not have")
-
-
-def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
-    require(bool(table.stages), f"scales.{name} has no stages")
-    seeds = set(table.seeds)
-    require(
-        len(seeds) == len(table.seeds) > 0 <= min(seeds), f"scales.{name}.seeds must be different whole numbers, from 0"
-    )
-    axes = {
-        axis: tuple(
-            _axis_value(f"scales.{name}.axes.{axis}", label, value, table.stages) for label, value in values.items()
-        )
-        for axis, values in table.axes.items()
-    }
-    for axis, values in axes.items():
-        require(values != (), f"scales.{name}.axes.{axis} has no values")
-        special = {label for value in values for label in value.names if label in (*ENDS, BEST)}
-        require(
-            not special, f"scales.{name}.axes.{axis}: {', '.join((*ENDS, BEST))} are no labels: tests mean more by them"
-        )
-        require(axis not in NO_AXES, f"scales.{name}.axes.{axis}: {', '.join(NO_AXES)} have a meaning of their own")
-    skip = tuple({axis: str(label) for axis, label in one.items()} for one in table.skip)
-    scale = Scale(name, table.about, table.seeds, table.stages, axes, skip, table.measure or measure, table.minutes)
-    for one in skip:
-        _require_axes(scale, list(one), f"scales.{name}.skip")
-        for axis, label in one.items():
-            labels = [value.label for value in axes[axis]]
-            require(
-                label in labels, f"scales.{name}.skip names {axis} {label}, which is not one of {', '.join(labels)}"
-            )
-    require(count_cells(scale) > 0, f"scales.{name}.skip leaves no cell")
-    return scale
-
-
-def _axis_value(where: str, label: str, value: Any, stages: Mapping[str, Stage]) -> AxisValue:
-    require(isinstance(value, Mapping), f"{where}.{label} must be a table of keys, not {value!r}")
-    given = cast(Mapping[str, Any], value)
-    for key in given:
-        if key not in (*stages, *_OF_A_VALUE):
-            raise UnknownName(
-                "stage", f"{where}.{label}.{key}", [f"{where}.{label}.{name}" for name in (*stages, *_OF_A_VALUE)]
-            )
-    changes = {key: change for key, change in given.items() if key in stages}
-    for stage, change in changes.items():
-        require(isinstance(change, Mapping), f"{where}.{label}.{stage} must be a table of keys, not {change!r}")
-        is_table = isinstance(change.get("data"), Mapping)  # TOML takes the dot of a bare key for a table
-        require(not is_table, f'{where}.{label}.{stage}: write keys of data in quotation marks, as "data.train_images"')
-        own = {key: change[key] for key in _OF_A_STAGE if key in change}
-        config.from_dict(Stage, own, f"{where}.{label}.{stage}.")
-    x = given.get("x")
-    is_number = isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
-    require(x is None or is_number, f"{where}.{label}.x must be a number, not {x!r}")
-    lines: Any = given.get("line", [])
-    lines = [lines] if isinstance(lines, str) else lines
-    are_texts = isinstance(lines, list) and all(isinstance(line, str) for line in cast(list[Any], lines))
-    require(are_texts, f"{where}.{label}.line must be text or a list of texts, not {lines!r}")
-    return AxisValue(label, None if x is None else float(x), tuple(dict.fromkeys(filter(None, lines))), changes)
-
-
 def changed_stage(stage: Stage, changes: Mapping[str, Any]) -> Stage:
     """A stage after what one axis changes of it."""
-    own = {key: changes[key] for key in _OF_A_STAGE if key in changes}
-    keys = {key: value for key, value in changes.items() if key not in _OF_A_STAGE}
+    own = {key: changes[key] for key in STAGE_KEYS if key in changes}
+    keys = {key: value for key, value in changes.items() if key not in STAGE_KEYS}
     return dataclasses.replace(stage, **own, set={**stage.set, **keys})
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from vitlab.evaluation.fits import PowerLaw, fit_power_law, pareto_front
 from vitlab.report.plot import Plot, PlotPoint, PlotSeries, spread
 from vitlab.report.svg import COLOURS
+from vitlab.studies.conditions import Condition
 from vitlab.studies.inspected import read_heads
-from vitlab.studies.outcome import Condition, Outcome
+from vitlab.studies.outcome import Outcome
 from vitlab.studies.repeat import repeat_commands
 from vitlab.studies.study import Drawing, named_values
 from vitlab.studies.units import bounded, goodness, is_share, percent_unit, spoken

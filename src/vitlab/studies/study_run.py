@@ -28,7 +28,8 @@ from vitlab.studies.grid import StudyRun, list_cells, list_runs
 from vitlab.studies.leases import LEASES, Leases
 from vitlab.studies.live import LiveTable
 from vitlab.studies.outcome import Outcome, find_outcome, lacks_measure
-from vitlab.studies.study import Scale, SpeedRule, Study, first_seeds, read_study
+from vitlab.studies.study import Scale, SpeedRule, Study, first_seeds
+from vitlab.studies.study_file import read_study
 from vitlab.studies.study_report import write_study
 from vitlab.studies.worker import FAILURES, finished
 from vitlab.training.recipe import merged, read_recipe, recipe_from_dict, with_changes

@@ -23,7 +23,7 @@ from vitlab.evaluation.records import read_records
 from vitlab.report.page import Report, Table, render
 from vitlab.studies.cells import ComparedCell, compare_cells, rounded
 from vitlab.studies.cost import GPU, TPU_SHARE, CostRow, cost_rows
-from vitlab.studies.study import list_study_names, read_study
+from vitlab.studies.study_file import list_study_names, read_study
 
 RECORDS = Path("docs") / "results" / "records"
 

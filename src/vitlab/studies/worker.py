@@ -23,7 +23,8 @@ from vitlab.core.signals import Stopped
 from vitlab.studies.cell_records import CellRecord, read_cell, record_path, write_cell
 from vitlab.studies.grid import StudyRun, list_runs
 from vitlab.studies.leases import BEAT_S, GONE_S, LEASES, LeaseLost, Leases
-from vitlab.studies.study import Scale, Study, first_seeds, read_study
+from vitlab.studies.study import Scale, Study, first_seeds
+from vitlab.studies.study_file import read_study
 
 RUNS, FAILURES = "runs", "failures"
 BUNDLE = "bundle"  # of a training run: its weights

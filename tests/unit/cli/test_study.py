@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from study_records import records_of, write_records
 
-from vitlab.studies.study import read_study
+from vitlab.studies.study_file import read_study
 
 
 def test_list_names_every_table(call: Callable[..., Any]) -> None:

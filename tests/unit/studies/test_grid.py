@@ -7,7 +7,7 @@ from study_records import HEAD, TINY, tiny_study
 
 from vitlab.core.errors import VitlabError
 from vitlab.studies.grid import list_cells, list_runs
-from vitlab.studies.study import read_study
+from vitlab.studies.study_file import read_study
 
 RECIPE = """
 title = "Mine"

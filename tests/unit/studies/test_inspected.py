@@ -12,7 +12,8 @@ from vitlab.models.spec import ViTSpec
 from vitlab.studies.cell_run import execute_run
 from vitlab.studies.grid import StudyRun
 from vitlab.studies.inspected import low_frequency_share, numbers_of, read_heads, row_column_excess
-from vitlab.studies.study import Stage, read_study
+from vitlab.studies.study import Stage
+from vitlab.studies.study_file import read_study
 from vitlab.weights.bundle import Bundle, save_bundle
 
 

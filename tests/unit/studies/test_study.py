@@ -14,7 +14,8 @@ from vitlab.models.spec import changed
 from vitlab.studies.grid import StudyRun, list_cells, list_runs
 from vitlab.studies.inspected import read_heads
 from vitlab.studies.outcome import find_outcome
-from vitlab.studies.study import SCALES, SpeedRule, Study, first_seeds, list_study_names, read_study
+from vitlab.studies.study import SCALES, SpeedRule, Study, first_seeds
+from vitlab.studies.study_file import list_study_names, read_study
 from vitlab.training.recipe import read_recipe, recipe_from_dict, with_changes
 
 SHIPPED = list_study_names()

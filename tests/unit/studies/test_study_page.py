@@ -25,7 +25,8 @@ from vitlab.studies.outcome import find_outcome
 from vitlab.studies.printed import printed_plot
 from vitlab.studies.repeat import repeat_commands
 from vitlab.studies.reporting import StudyReport, report_study
-from vitlab.studies.study import Scale, Study, list_study_names, read_study
+from vitlab.studies.study import Scale, Study
+from vitlab.studies.study_file import list_study_names, read_study
 from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, to_markdown, write_study
 
 AGAIN = """
@@ -33,7 +34,7 @@ import sys
 from pathlib import Path
 from vitlab.studies.cell_records import read_cells
 from vitlab.studies.outcome import find_outcome
-from vitlab.studies.study import read_study
+from vitlab.studies.study_file import read_study
 from vitlab.studies.study_report import write_study
 study = read_study(sys.argv[1])
 outcome = find_outcome(study, study.at("laptop"), read_cells(Path(sys.argv[2])))

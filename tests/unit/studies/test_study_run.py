@@ -10,7 +10,7 @@ from vitlab.core.errors import UsageError
 from vitlab.options.study_options import StudyRunOptions
 from vitlab.studies import study_run
 from vitlab.studies.grid import list_runs
-from vitlab.studies.study import read_study
+from vitlab.studies.study_file import read_study
 
 Started = list[tuple[list[str], dict[str, str]]]
 
