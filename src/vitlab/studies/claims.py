@@ -31,9 +31,12 @@ _KEY_LETTERS = 6  # of a record's key that are shown where it is a link
 _TITLE = "The paper's claims, measured here"
 _INTERVALS = (
     "Intervals are of Student's t, paired over seeds where two conditions are compared; each is of 95 % by itself, so that of "
-    "many claims one or two may be decided by chance. All seeds are tested on the same images, so that what other test images "
-    "would give is in no interval. `laptop`, `gpu` and `paper` are the scales of each study: minutes on two cores, a reduced "
-    "grid for one GPU, and the grid of the paper."
+    "many claims one or two may be decided by chance. All seeds are tested on the same images: what other test images would "
+    "give is in no interval."
+)
+_SCALES = (
+    "laptop, gpu and paper are the scales of a study: minutes on two cores, a reduced grid for one GPU, and the grid of the "
+    "paper."
 )
 _HEADER = ("verdict", "the paper says", "where", "measured here", "notes", "command")
 
@@ -96,7 +99,7 @@ class ClaimsReport:
         lines = [self.measured(), self.post_hoc(), ""]
         for row in self.rows:
             claim = row.found.claim
-            lines += [f"{row.verdict}: {claim.says} ({claim.where})", f"  {row.scale}: {row.measured}"]
+            lines += [f"{row.found.verdict_in_words}: {claim.says} ({claim.where})", f"  {row.scale}: {row.measured}"]
             lines += [f"  {line}" for line in (notes_of(claim), row.command) if line]
         return "\n".join(lines)
 
@@ -129,7 +132,7 @@ class ClaimsReport:
             f"# {_TITLE}",
             "",
             f"Made by `{self._command()}` from records alone.",
-            f"{HOW_JUDGED} Otherwise it is inconclusive at this scale. {_INTERVALS}",
+            f"{HOW_JUDGED} Otherwise it is inconclusive at this scale. {_INTERVALS} {_SCALES}",
             "",
             f"{self.measured()}. {self.post_hoc()}",
             "",
@@ -181,7 +184,7 @@ class ClaimsReport:
                 [
                     ForestRow(
                         row.found.claim.says,
-                        row.verdict,
+                        row.found.verdict_in_words,
                         [(test.number or test.what, strip_of(test)) for test in row.found.tests],
                     )
                     for row in rows
@@ -198,8 +201,9 @@ class ClaimsReport:
             )
             for title, question, about, rows in self._by_study()
         ]
-        how = f"{self.post_hoc()} {HOW_JUDGED} {_INTERVALS} {HOW_DRAWN}"
-        return render(Report(_TITLE, self.measured(), how, [], sections, "from records alone"))
+        facts = [("drawn", HOW_DRAWN), ("intervals", _INTERVALS), ("scales", _SCALES)]
+        how = f"{HOW_JUDGED} {self.post_hoc()}"
+        return render(Report(_TITLE, self.measured(), how, facts, sections, "from records alone"))
 
     def _by_study(self) -> list[tuple[str, str, str, list[ClaimRow]]]:
         """The title, the question and the grid of a study at one scale, with its claims."""

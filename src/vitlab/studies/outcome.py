@@ -60,6 +60,11 @@ class ClaimOutcome:
     is_begun: bool = False  # some of the cells that it compares are measured
 
     @property
+    def verdict_in_words(self) -> str:
+        """With what a reader must know before believing it."""
+        return f"{self.verdict}, post hoc" if self.claim.post_hoc and self.verdict != NOT_YET else self.verdict
+
+    @property
     def records(self) -> tuple[str, ...]:
         """The keys of what it rests on."""
         return tuple(dict.fromkeys(key for test in self.tests for key in test.records))
@@ -183,7 +188,7 @@ def _in_words(test: Test, measure: str, scale: Scale) -> str:
     both = {axis: label for axis, label in test.a.items() if test.b.get(axis) == label}
     a, b = (", ".join(_labels({x: y for x, y in side.items() if x not in both}, scale)) for side in (test.a, test.b))
     what = {
-        "value": f"{spoken(measure)} of {a or 'all'}",
+        "value": f"{spoken(measure)}, {a or 'all'}",
         "difference": f"{spoken(measure)}, {a} minus {b}",
         "ratio": f"{spoken(measure)} of {a}, as a multiple of that of {b}",
         "slope": f"{spoken(measure)} for each doubling of {test.along}, {a or 'all'}",

@@ -57,8 +57,7 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         value = NOT_YET if found is None else shown(found, scale.measure)
         lines.append(f"  {condition.name:<{width}}  {value}")
     for one in outcome.claims:
-        verdict = f"{one.verdict} (post hoc)" if one.claim.post_hoc else one.verdict
-        lines.append(f"{verdict}: {one.claim.says} ({one.claim.where})")
+        lines.append(f"{one.verdict_in_words}: {one.claim.says} ({one.claim.where})")
         lines += [f"  {test.sentence}" for test in one.tests]
     return [*lines, *(sentence for drawn in draw_all(outcome, "") for sentence in drawn.sentences)]
 

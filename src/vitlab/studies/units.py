@@ -19,8 +19,8 @@ _SPOKEN = {
     "macs_per_second": "multiply-adds per second",
     "flops": "FLOPs",
     "distance_by_depth": "growth of the attention distance from the first to the last layer",
-    "low_layers_nearest_head": "most local low head's attention distance (uniform attention: 1)",
-    "low_layers_farthest_head": "most global low head's attention distance (uniform attention: 1)",
+    "low_layers_nearest_head": "attention distance of the most local head in the low layers (uniform attention = 1)",
+    "low_layers_farthest_head": "attention distance of the most global head in the low layers (uniform attention = 1)",
     "row_column_excess": "cosine of positions of one row or column above that of others",
     "filter_low_frequency": "share of the filters' power at low frequencies",
 }

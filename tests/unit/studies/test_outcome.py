@@ -115,7 +115,7 @@ def test_value_has_the_interval_over_seeds(tmp_path: Path) -> None:
     assert list(test.by_seed.values()) == pytest.approx([0.5, 0.51, 0.52])
     half = t_quantile(0.975, 2) * 0.01 / 3**0.5
     assert test.found is not None and test.found.interval == pytest.approx((0.51 - half, 0.51 + half))
-    assert test.sentence == "test accuracy of A, 1 size: 51.00 % (48.52 to 53.48), 3 seeds"
+    assert test.sentence == "test accuracy, A, 1 size: 51.00 % (48.52 to 53.48), 3 seeds"
 
 
 def test_a_label_that_is_also_a_line_of_others_is_the_one_value(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_multiply_adds_a_second_are_those_of_an_image_at_its_rate(tmp_path: Path
     test = only(judged(tmp_path, 'statistic = "value"\nmeasure = "macs_per_second"\nabove = 0.0'))
     assert (
         test.by_seed[0] == 2000 * 100
-        and test.sentence == "multiply-adds per second of all: 200,000, 3 measurements, all alike"
+        and test.sentence == "multiply-adds per second, all: 200,000, 3 measurements, all alike"
     )
 
 
@@ -294,6 +294,14 @@ def test_a_claim_that_fails_counts_the_seeds_of_the_test_that_does(tmp_path: Pat
     found = judged(tmp_path, 'statistic = "value"\nabove = 1.0', lacking)
     assert found.verdict == FAILS and found.seeds == 3
     assert judged(tmp_path, 'statistic = "value"\nabove = 0.0', lacking).seeds == 0
+
+
+def test_a_claim_that_is_post_hoc_says_so_with_its_verdict(tmp_path: Path) -> None:
+    found = judged(tmp_path, 'statistic = "value"\nabove = 0.0')
+    assert found.verdict_in_words == HOLDS
+    marked = dataclasses.replace(found, claim=dataclasses.replace(found.claim, post_hoc="the bound"))
+    assert marked.verdict_in_words == f"{HOLDS}, post hoc"
+    assert dataclasses.replace(marked, verdict=NOT_YET).verdict_in_words == NOT_YET
 
 
 def test_records_of_a_claim_are_those_that_its_number_is_made_of(tmp_path: Path) -> None:
