@@ -54,9 +54,8 @@ docs: $(V)/.dev
 results: $(V)/.demo
 	rm -rf docs/results/studies docs/results/claims.md docs/results/claims.svg
 	$(BIN)/vitlab study report claims --records docs/results/records --out docs/results/claims.md
-	for book in src/vitlab/studies/book/*.toml; do \
-	    study=$$(basename $$book .toml); scale=$$(grep -q '^\[scales.gpu\]' $$book && echo gpu || echo laptop); \
-	    $(BIN)/vitlab study report $$study --scale $$scale --records docs/results/records --out docs/results/studies/$$study.md; done
+	for study in $$(basename --suffix .toml src/vitlab/studies/book/*.toml); do \
+	    $(BIN)/vitlab study report $$study --records docs/results/records --out docs/results/studies/$$study.md || exit 1; done
 
 bench: $(O)/.servers
 	$(O)/bin/python bench/models.py --write docs/results/model-speed-cpu.md

@@ -47,21 +47,22 @@ go() {
 }
 
 # `cifar NAME BEFORE PART ...` trains a ViT on CIFAR-10 for PART per cent of $epochs; where BEFORE is above 0, first as a masked
-# autoencoder on the same images without labels, for BEFORE per cent. What follows are options of both; MORE are those of a trial.
+# autoencoder on the same images without labels, for BEFORE per cent, with the model and the held-out part among the options that
+# follow. MORE are options of a trial, for both.
 cifar() {
     local name=$1 before=$2 part=$3 start=()
     shift 3
     if [ "$before" -gt 0 ]; then
-        local model=() word
+        local shared=() word
         for word in "$@"; do
-            case $word in model.name=*) model=(--set "$word") ;; esac
+            case $word in model.name=* | data.val_frac=*) shared+=(--set "$word") ;; esac
         done
         # shellcheck disable=SC2086 # options are words
-        go "$name-mae" --recipe cifar10-mae "${model[@]}" --seed "$(seed_of "$@")" --set train.epochs="$((epochs * before / 100))" ${MORE:-}
+        go "$name-mae" --recipe cifar10-mae ${shared[@]+"${shared[@]}"} --seed "$(seed_of "$@")" --set train.epochs="$((epochs * before / 100))" ${MORE:-}
         start=(--init "$runs/$name-mae")
     fi
     # shellcheck disable=SC2086
-    go "$name" --recipe cifar10-plain-vit --set train.epochs="$((epochs * part / 100))" "${start[@]}" "$@" ${MORE:-}
+    go "$name" --recipe cifar10-plain-vit --set train.epochs="$((epochs * part / 100))" ${start[@]+"${start[@]}"} "$@" ${MORE:-}
 }
 
 seed_of() {

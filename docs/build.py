@@ -46,7 +46,11 @@ def add_interactive_pages(results: Path) -> None:
         page = report.with_name(f"{report.stem}-interactive.html")
         report_study(report.stem, records=results / "records", out=page)
         title, _, text = report.read_text(encoding="utf-8").partition("\n")
-        link = f"[This page with plots that show their runs where you point]({page.name}), as vitlab writes it."
+        link = (
+            f"[The same as an interactive page]({page.name}): point at a run for its seeds, its curve and its commands."
+        )
+        if report.stem == "claims":
+            link = f"[The same as a page]({page.name}), study by study."
         report.write_text(f"{title}\n\n{link}\n{text}", encoding="utf-8")
 
 

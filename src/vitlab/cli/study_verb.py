@@ -18,12 +18,16 @@ def show_list(as_json: Json = False, debug: Debug = False) -> None:
 
     rows = list_studies()
     width = max(len(row.name) for row in rows) + 2
-    lines: list[str] = []
-    for kind, head in (("study", "scales"), ("table", "versions")):
-        lines += ["", f"{kind:<{width}}{'cells':>5}  {head:<20}title"]
-        lines += [
-            f"{row.name:<{width}}{row.cells:>5}  {', '.join(row.versions):<20}{row.title}"
-            for row in rows
-            if row.kind == kind
-        ]
-    show([row.__dict__ for row in rows], lines[1:], as_json=as_json)  # without the empty line before the first table
+    scales = ("laptop", "gpu")
+    lines = [f"{'study':<{width}}{''.join(f'{scale:<9}' for scale in scales)}repeats"]
+    for row in (row for row in rows if row.kind == "study"):
+        took = "".join(f"{_minutes(row.minutes.get(scale)):<9}" for scale in scales)
+        lines.append(f"{row.name:<{width}}{took}{row.title} ({row.source})")
+    lines += ["", f"{'table':<{width}}{'cells':<9}{'version':<9}title"]
+    for row in (row for row in rows if row.kind == "table"):
+        lines.append(f"{row.name:<{width}}{row.cells:<9}{', '.join(row.versions):<9}{row.title}")
+    show([row.__dict__ for row in rows], lines, as_json=as_json)
+
+
+def _minutes(minutes: float | None) -> str:
+    return "" if minutes is None else f"{minutes:g} min"

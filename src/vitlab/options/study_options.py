@@ -38,7 +38,7 @@ class StudyRunOptions:
 class StudyReportOptions:
     name: Annotated[str, Opt("A study or a published table of `vitlab study list`, or claims for all of them.", "NAME")]
     _: KW_ONLY
-    scale: str | None = opt(None, "laptop, gpu or paper; default: the largest with records.", "SCALE")
+    scale: str | None = opt(None, "laptop, gpu or paper; default: the largest that is complete.", "SCALE")
     records: StrPath | None = opt(
         None, "The folder of the records; default runs/studies for a study, docs/results/records for a table.", "DIR"
     )

@@ -33,6 +33,8 @@ class Strip:
     low: float | None = None  # None where there is no such border
     high: float | None = None
     log: bool = False  # ratios: half is as far from one as double; where all that is shown is above 0
+    unit: str = ""  # behind the borders: " points", " %"
+    beside: Sequence["Strip"] = ()  # others of the same claim, which have its axis
     good: bool | None = None  # green, red or grey
 
     def draw(self) -> str:
@@ -53,7 +55,7 @@ class Strip:
         parts.append(f'<path class="axis" d="M0 {_FLOOR_PX}h{width}"/>')
         for border, (x, anchor) in zip(self._borders(), self._labels(at), strict=True):
             parts.append(f'<path class="border" d="M{svg.px(at(border))} 1V{_FLOOR_PX + 3}"/>')
-            parts.append(svg.text(x, _FLOOR_PX + 14, f"{border:g}", anchor=anchor, soft=True))
+            parts.append(svg.text(x, _FLOOR_PX + 14, self._written(border), anchor=anchor, soft=True))
         marks = [f'<circle class="seed" cx="{svg.px(at(one))}" cy="{_SEEDS_PX}" r="{_DOT_PX}"/>' for one in self.seeds]
         if self.interval is not None:
             low, high = (svg.px(at(end)) for end in self.interval)
@@ -62,6 +64,9 @@ class Strip:
         tick = f"M{svg.px(at(self.mean))} {svg.px(middle - _CAP_PX - 2)}v{2 * _CAP_PX + 4}"
         kind = {True: " yes", False: " no", None: ""}[self.good]
         return f'{"".join(parts)}<g class="mark{kind}">{"".join(marks)}<path class="mean" d="{tick}"/></g>'
+
+    def _written(self, border: float) -> str:
+        return f"{border:g}{self.unit}"
 
     def _borders(self) -> list[float]:
         return [border for border in (self.low, self.high) if border is not None]
@@ -73,15 +78,18 @@ class Strip:
         """
         borders, width = self._borders(), _STRIP_PX[0]
         if len(borders) < 2:
-            return [(svg.label_place(at(border), f"{border:g}", width), "middle") for border in borders]
-        left_px, right_px = (svg.text_px(f"{border:g}") for border in borders)
+            return [(svg.label_place(at(border), self._written(border), width), "middle") for border in borders]
+        left_px, right_px = (svg.text_px(self._written(border)) for border in borders)
         left = max(at(borders[0]), left_px)
         right = min(max(at(borders[1]), left + _APART_PX), width - right_px)
         return [(min(left, right - _APART_PX), "end"), (right, "start")]
 
+    def _shown(self) -> list[float]:
+        return [self.mean, *self.seeds, *(self.interval or ()), *self._borders()]
+
     def _places(self) -> Callable[[float], float]:
         """Where a number lies: all that is drawn has its place on the strip."""
-        shown = [self.mean, *self.seeds, *(self.interval or ()), *self._borders()]
+        shown = [value for one in (self, *self.beside) for value in one._shown()]
         place = math.log if self.log and min(shown) > 0 else float
         low, high = svg.value_range([place(one) for one in shown])
         room = _MARGIN * (high - low)
@@ -112,12 +120,16 @@ def draw_forest(title: str, groups: Sequence[tuple[str, Sequence[ForestRow]]]) -
                 parts.append(svg.text(0, y + _PAD_PX + 13 + number * svg.LINE_PX, line))
             said = svg.text(0, y + _PAD_PX + 13 + len(lines) * svg.LINE_PX, row.verdict)
             parts.append(f'<g class="said">{said}</g>')
-            for number, (text, strip) in enumerate(row.numbers):
-                top = y + _PAD_PX + number * line_px
+            top = y + _PAD_PX
+            for text, strip in row.numbers:
                 if strip is not None:
                     parts.append(f'<g transform="translate({_LABEL_PX + _GAP_PX} {top})">{strip.parts()}</g>')
-                parts.append(svg.text(_LABEL_PX + strip_px + 2 * _GAP_PX, top + _WHISKER_PX + 4, text))
-            y += max((len(lines) + 1) * svg.LINE_PX, len(row.numbers) * line_px) + 2 * _PAD_PX
+                words = svg.wrapped(text, _NUMBER_PX)  # why there is none may be long
+                for number, line in enumerate(words):
+                    place = top + _WHISKER_PX + 4 + number * svg.LINE_PX
+                    parts.append(svg.text(_LABEL_PX + strip_px + 2 * _GAP_PX, place, line))
+                top += max(line_px, len(words) * svg.LINE_PX)
+            y = max(y + (len(lines) + 1) * svg.LINE_PX, top - _PAD_PX) + 2 * _PAD_PX
             parts.append(f'<path class="grid" d="M0 {y}h{width}"/>')
         y += 2 * _PAD_PX
     start = f'<svg viewBox="0 0 {width} {y}" width="{width}" height="{y}" role="img" aria-label="{svg.escaped(title)}"'

@@ -45,6 +45,7 @@ _MOST_LINES = 5  # of a name under the axis; more would be higher than a slanted
 _BETWEEN_PX = 2  # names in lines, at least: most letters are narrower than is reckoned with
 _LONGEST_NAME_PX = 135  # of a category that is slanted under the axis; the card has the whole name
 _BESIDE = 0.12  # of a category: how far apart the points of several series stand there
+_NAMES_OWN = 0.8  # of a category: what many of them fill
 _CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
 _FILE_STYLE = (
     ".solid{stroke:#fff;stroke-width:1.5}.hollow{fill:#fff;stroke-width:2}.whisker{fill:none;stroke-width:1.5}"
@@ -144,9 +145,10 @@ class Plot:
 
     @property
     def shown(self) -> list[PlotSeries]:
-        """The series as they are drawn, with the points that have a place."""
+        """The series as they are drawn, with the points that have a place, side by side at names."""
         kept = [dataclasses.replace(one, points=[p for p in one.points if self._has_place(p)]) for one in self.series]
-        return [one for one in kept if one.points]
+        kept = [one for one in kept if one.points]
+        return _spread(kept) if self.categories else kept
 
     @property
     def cards(self) -> list[PlotCard]:
@@ -223,7 +225,7 @@ class Plot:
         )
 
 
-def spread(series: Sequence[PlotSeries]) -> list[PlotSeries]:
+def _spread(series: Sequence[PlotSeries]) -> list[PlotSeries]:
     """Series over categories with their points beside each other: around the middle of each, those that have any there."""
     at: dict[float, list[int]] = {}
     for number, one in enumerate(series):
@@ -238,7 +240,8 @@ def spread(series: Sequence[PlotSeries]) -> list[PlotSeries]:
 
 
 def _shift(there: Sequence[int], number: int) -> float:
-    return _BESIDE * (there.index(number) - (len(there) - 1) / 2)
+    step = min(_BESIDE, _NAMES_OWN / len(there))
+    return step * (there.index(number) - (len(there) - 1) / 2)
 
 
 # --- how it is drawn --------------------------------------------------------------------------------------------------

@@ -246,10 +246,10 @@ def _spread(dataset: Dataset, count: int, seed: int) -> Dataset:
     """`count` images, evenly spread; those of another seed are others, as long as there are enough."""
     if len(dataset) <= count:
         return dataset
-    left, chosen = torch.arange(len(dataset)), torch.empty(0)
-    for _ in range(seed % (len(dataset) // count) + 1):  # the images of seed 0, of seed 1, ...
-        left = left[~torch.isin(left, chosen)]
-        chosen = left[torch.linspace(0, len(left) - 1, count).round().long()]
+    chosen = torch.linspace(0, len(dataset) - 1, count).round().long()
+    if sets := seed % (len(dataset) // count):  # of the images that seed 0 leaves, so many sets, each evenly spread
+        left = torch.arange(len(dataset))[~torch.isin(torch.arange(len(dataset)), chosen)]
+        chosen = left[sets - 1 :: max(1, len(dataset) // count - 1)][:count]
     return dataset.subset(chosen)
 
 

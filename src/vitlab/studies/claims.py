@@ -23,7 +23,7 @@ from vitlab.studies.outcome import (
 )
 from vitlab.studies.study import SCALES
 from vitlab.studies.study_file import list_study_names, read_study
-from vitlab.studies.study_report import HOW_DRAWN, HOW_JUDGED, markdown_table, notes_of, strip_of, verdict_row
+from vitlab.studies.study_report import HOW_DRAWN, HOW_JUDGED, markdown_table, notes_of, strips_of, verdict_row
 
 CLAIMS = "claims"
 
@@ -38,7 +38,7 @@ _SCALES = (
     "laptop, gpu and paper are the scales of a study: minutes on two cores, a reduced grid for one GPU, and the grid of the "
     "paper."
 )
-_HEADER = ("verdict", "the paper says", "where", "measured here", "notes", "command")
+_HEADER = ("verdict", "the paper says", "measured here", "notes", "command")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ClaimRow:
     study: str
     scale: str
     found: ClaimOutcome
-    unfinished: tuple[str, ...] = ()  # larger scales with too few seeds of this claim
+    unfinished: tuple[str, ...] = ()  # larger scales with too few whole seeds of this claim
     others: tuple[tuple[str, str], ...] = ()  # other scales with another verdict that is decided
 
     @property
@@ -62,7 +62,7 @@ class ClaimRow:
     def elsewhere(self) -> list[str]:
         """What other scales say, or may say once they are finished."""
         said = [f"at the scale {scale}: {verdict}" for scale, verdict in self.others]
-        return [*said, *(f"the scale {scale} has too few seeds so far" for scale in self.unfinished)]
+        return [*said, *(f"the scale {scale} is not finished" for scale in self.unfinished)]
 
     @property
     def measured(self) -> str:
@@ -70,7 +70,7 @@ class ClaimRow:
 
     def cells(self) -> tuple[str, ...]:
         claim = self.found.claim
-        return self.verdict, claim.says, claim.where, self.measured, notes_of(claim), f"`{self.command}`"
+        return self.verdict, f"{claim.says} ({claim.where})", self.measured, notes_of(claim), f"`{self.command}`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +91,8 @@ class ClaimsReport:
         holding = sum(row.verdict == HOLDS for row in self.rows)
         among = sum(row.verdict == HOLDS for row in marked)
         return (
-            f"Of {len(marked)} of the {len(self.rows)} claims, {among} of the {holding} that hold here among them, the test, "
-            "a bound or the seeds were set or changed after results had been seen: post hoc."
+            f"{len(marked)} of the {len(self.rows)} are post hoc, {among} of the {holding} that hold among them: "
+            "their test, a bound or the seeds were set or changed after results had been seen."
         )
 
     def text(self) -> str:
@@ -170,11 +170,15 @@ class ClaimsReport:
         return command_line("study report", CLAIMS, options={"records": self.records} if self.records else {})
 
     def _links(self) -> str:
-        """The folder of the records from where the report is written, so that both may be taken elsewhere together."""
+        """The folder of the records from where the report is written, so that both may be taken elsewhere together.
+
+        Empty where they lie in several, as those of two machines that were put side by side.
+        """
         if self.records is None or self.out is None:
             return ""
-        place = next(one for one in (self.records, self.records / RECORDS) if (one / CELLS).is_dir())
-        return Path(os.path.relpath(place / CELLS, self.out.parent)).as_posix()
+        places = [self.records / CELLS, self.records / RECORDS / CELLS]
+        found = next((place for place in places if place.is_dir()), None)
+        return "" if found is None else Path(os.path.relpath(found, self.out.parent)).as_posix()
 
     def picture(self) -> bytes:
         """All claims below each other, each with its numbers: an SVG file."""
@@ -185,7 +189,10 @@ class ClaimsReport:
                     ForestRow(
                         row.found.claim.says,
                         row.found.verdict_in_words,
-                        [(test.number or test.what, strip_of(test)) for test in row.found.tests],
+                        [
+                            (test.number or test.what, strip)
+                            for test, strip in zip(row.found.tests, strips_of(row.found), strict=True)
+                        ],
                     )
                     for row in rows
                 ],
@@ -264,7 +271,8 @@ def _row(name: str, claim: str, outcomes: Mapping[str, Outcome]) -> ClaimRow | N
     known = sorted(found, key=lambda scale: min(found[scale].seeds, LEAST_SEEDS))  # of equals, the largest is last
     best = known[-1] if found[known[-1]].seeds else known[0]
     larger = list(found)[list(found).index(best) + 1 :]
-    scale = next(one for one in found if found[one].records == found[best].records)  # the fewest runs that it rests on
+    same = [one for one in found if found[one].records and found[one].records == found[best].records]
+    scale = same[0] if same else best  # the fewest runs that it rests on
     others = [
         (one, found[one].verdict) for one in found if found[one].verdict in {HOLDS, FAILS} - {found[scale].verdict}
     ]

@@ -21,16 +21,21 @@ class Measured:
 
     def number(self, measure: str) -> float | None:
         """A number of the last stage; flops and seconds are those of all stages."""
-        stages, numbers = (*self.before, self.record), self.record.numbers
+        stages = (*self.before, self.record)
         match measure:
             case "flops":
                 return sum(one.flops for one in stages)
             case "seconds":
                 return sum(map(_seconds, stages))
-            case "macs_per_second" if "images_per_second" in numbers:
-                return numbers["macs"] * numbers["images_per_second"]
             case _:
-                return numbers.get(measure)
+                return number_of(self.record, measure)
+
+
+def number_of(record: CellRecord, measure: str) -> float | None:
+    """A number of one run, measured or made of what was."""
+    if measure == "macs_per_second" and "images_per_second" in record.numbers:
+        return record.numbers["macs"] * record.numbers["images_per_second"]
+    return record.numbers.get(measure)
 
 
 def _seconds(record: CellRecord) -> float:

@@ -7,14 +7,13 @@ or of two, that need the same run share it; a recipe that is changed gives anoth
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitlab.core import config
 from vitlab.core.errors import UsageError
-from vitlab.studies.study import AxisValue, Scale, Stage, Study, changed_stage, is_skipped
+from vitlab.studies.study import AxisValue, Scale, Stage, Study, changed_stage, list_combinations
 from vitlab.training.recipe import read_recipe, with_changes
 
 _DIGITS = 16  # of the hash: enough to tell a billion runs apart
@@ -64,13 +63,10 @@ def list_cells(scale: Scale) -> list[Cell]:
     runs: dict[str, StudyRun] = {}
     read = functools.cache(read_recipe)  # once for all cells: hundreds of them have a few recipes
     for seed in scale.seeds:
-        for values in itertools.product(*scale.axes.values()):
-            chosen = dict(zip(scale.axes, values, strict=True))
-            if is_skipped(scale, chosen):
-                continue
+        for chosen in list_combinations(scale):
             run: StudyRun | None = None
             for name, stage in scale.stages.items():
-                for value in values:
+                for value in chosen.values():
                     stage = changed_stage(stage, value.changes.get(name, {}))
                 run = _run(stage, seed, run, read)
                 run = runs.setdefault(run.key, run)

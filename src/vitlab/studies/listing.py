@@ -1,6 +1,7 @@
 """`vitlab study list` and `show`: the studies that ship, and the published tables. Loads no torch."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from vitlab.core.command import command_line
@@ -19,6 +20,9 @@ class StudyRow:
     versions: tuple[str, ...]  # of a table; the scales of a study
     cells: int  # of a study: at the scale of one GPU
     source: str
+    minutes: Mapping[str, float | None] = dataclasses.field(
+        default_factory=dict[str, float | None]
+    )  # of a study, by scale
 
 
 def list_studies() -> list[StudyRow]:
@@ -29,7 +33,8 @@ def list_studies() -> list[StudyRow]:
 def _study_row(name: str) -> StudyRow:
     study = read_study(name)
     scale = study.scales.get("gpu") or next(iter(study.scales.values()))
-    return StudyRow(name, "study", study.title, tuple(study.scales), count_cells(scale), study.paper)
+    minutes = {at.name: at.minutes for at in study.scales.values()}
+    return StudyRow(name, "study", study.title, tuple(study.scales), count_cells(scale), study.paper, minutes)
 
 
 def _table_rows() -> list[StudyRow]:

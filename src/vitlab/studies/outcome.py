@@ -12,7 +12,15 @@ from typing import Literal
 
 from vitlab.evaluation.fits import Estimate, Verdict, verdict
 from vitlab.studies.cell_records import CellRecord
-from vitlab.studies.conditions import Condition, Measured, is_complete, resolve_selection, select, select_seed
+from vitlab.studies.conditions import (
+    Condition,
+    Measured,
+    is_complete,
+    number_of,
+    resolve_selection,
+    select,
+    select_seed,
+)
 from vitlab.studies.grid import list_cells
 from vitlab.studies.statistic import NoNumberError, estimate_numbers, find_number, require_one_machine, sides_of
 from vitlab.studies.study import AxisValue, Claim, Scale, Selection, Study, Test
@@ -133,9 +141,12 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     sides = sides_of(test)
     seeds = [seed for seed in scale.seeds if all(is_complete(conditions, scale, seed, side, measure) for side in sides)]
     used = [one for seed in seeds for side in sides for one in select_seed(conditions, scale, seed, side)]
+    records = tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record)))
     if not seeds:
         return TestOutcome(test, UNKNOWN, _why_unmeasured(measure, scale, conditions, sides))
     try:
+        if test.compares and a == b:
+            raise NoNumberError(f"both sides are {', '.join(_labels(a, scale))}: the best one is compared with itself")
         require_one_machine(test, used)
         numbers = {
             seed: find_number(test, [select_seed(conditions, scale, seed, side) for side in sides], seed)
@@ -143,7 +154,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
         }
         found, bound = estimate_numbers(test, list(numbers.values()))
     except NoNumberError as error:
-        return TestOutcome(test, UNKNOWN, str(error), len(seeds))
+        return TestOutcome(test, UNKNOWN, str(error), len(seeds), records=records)
     in_points = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
     said = bounded(found, measure) if test.statistic == "value" else found
@@ -157,7 +168,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
         found=found,
         number=at + written(said, share=in_points, signed=signed),
         in_points=in_points,
-        records=tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record))),
+        records=records,
     )
 
 
@@ -168,7 +179,7 @@ def _why_unmeasured(measure: str, scale: Scale, conditions: Sequence[Condition],
 
 def lacks_measure(record: CellRecord, measure: str) -> str:
     """What a record has instead of a measure, which may be misspelt; empty where it has it."""
-    if measure in record.numbers or measure in ("flops", "seconds"):
+    if number_of(record, measure) is not None or measure in ("flops", "seconds"):
         return ""
     names = sorted(name for name in record.numbers if "_layer" not in name)  # of single heads there are hundreds
     return f"its runs have no number {measure}; they have {', '.join(names)}"

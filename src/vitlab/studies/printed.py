@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vitlab.evaluation.published import Cell, PublishedTable, Row, find_table
-from vitlab.report.plot import Plot, PlotPoint, PlotSeries, spread
+from vitlab.report.plot import Plot, PlotPoint, PlotSeries
 from vitlab.studies.study import Printed, Study
 
 
@@ -24,7 +24,7 @@ def printed_plot(study: Study) -> Plot | None:
     return Plot(
         title=f"The paper: {given.title}",
         caption=f"The paper's own numbers, from the table below: {table.title}.",
-        series=spread(series) if categories else series,
+        series=series,
         x_label=given.x_label,
         y_label=given.y_label,
         log_x=given.log_x,

@@ -87,7 +87,12 @@ def _records(folder: str | Path | None) -> tuple[Path | None, dict[str, CellReco
 
 
 def _largest(study: Study, records: dict[str, CellRecord]) -> str:
-    """The largest scale of which anything was measured; else the smallest there is."""
-    there = [scale for scale in SCALES if scale in study.scales]
-    counts = {scale: find_outcome(study, study.at(scale), records).measured for scale in there}
-    return next((scale for scale in reversed(there) if counts[scale]), there[0])
+    """The largest scale that is complete; else the one of which most is measured.
+
+    Scales share runs: a few records are no sign that anybody wants to see that scale.
+    """
+    outcomes = {scale: find_outcome(study, study.at(scale), records) for scale in SCALES if scale in study.scales}
+    complete = [scale for scale, found in outcomes.items() if found.measured == found.cells]
+    return (
+        complete[-1] if complete else max(outcomes, key=lambda scale: outcomes[scale].measured / outcomes[scale].cells)
+    )

@@ -209,10 +209,15 @@ def first_seeds(scale: Scale, count: int | None) -> Scale:
     return dataclasses.replace(scale, seeds=scale.seeds[:count])
 
 
+def list_combinations(scale: Scale) -> list[dict[str, AxisValue]]:
+    """One value of every axis, as the grid has them."""
+    grid = (dict(zip(scale.axes, values, strict=True)) for values in itertools.product(*scale.axes.values()))
+    return [chosen for chosen in grid if not is_skipped(scale, chosen)]
+
+
 def count_cells(scale: Scale) -> int:
     """How many cells there are, without a look at their recipes."""
-    grid = (dict(zip(scale.axes, values, strict=True)) for values in itertools.product(*scale.axes.values()))
-    return len(scale.seeds) * sum(not is_skipped(scale, chosen) for chosen in grid)
+    return len(scale.seeds) * len(list_combinations(scale))
 
 
 def is_skipped(scale: Scale, chosen: Mapping[str, AxisValue]) -> bool:

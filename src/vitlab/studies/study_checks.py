@@ -5,7 +5,19 @@ from collections.abc import Sequence
 
 from vitlab.core.errors import UnknownName, require
 from vitlab.evaluation.published import PublishedTable
-from vitlab.studies.study import BEST, ENDS, AxisValue, Drawing, Printed, Scale, Selection, Test, named_values
+from vitlab.studies.study import (
+    BEST,
+    ENDS,
+    AxisValue,
+    Drawing,
+    Printed,
+    Scale,
+    Selection,
+    Test,
+    list_combinations,
+    named_values,
+)
+from vitlab.studies.units import ANY_MEASURES, MEASURES, is_measure
 
 
 def require_printed(printed: Printed, table: PublishedTable) -> None:
@@ -47,10 +59,26 @@ def require_testable(test: Test, scale: Scale, who: str) -> None:
     require(not alike, f"{who}: a and b are the same at the scale {scale.name}")
     if test.along:
         require_axes(scale, [test.along], who)
-        for side in (test.a, test.b) if test.compares else (test.a,):
-            require_places(
-                test, [value for value in scale.axes[test.along] if value in values_at(scale, test.along, side)], who
-            )
+    for side in (test.a, test.b) if test.compares else (test.a,):
+        named = {axis: values_at(scale, axis, side) for axis in side}
+        there = [
+            chosen
+            for chosen in list_combinations(scale)
+            if all(chosen[axis] in values for axis, values in named.items())
+        ]
+        require(there != [], f"{who} names cells that skip leaves out at the scale {scale.name}")
+        if test.along:
+            require_places(test, list({chosen[test.along].label: chosen[test.along] for chosen in there}.values()), who)
+
+
+def require_measure(name: str, scale: Scale, who: str) -> None:
+    """A name that no run writes would be missed with the first run, or after the last."""
+    *_, (last, stage) = scale.stages.items()
+    changes = [value.changes.get(last, {}) for values in scale.axes.values() for value in values]
+    verbs = {stage.verb, *(change["verb"] for change in changes if "verb" in change)}
+    if not any(is_measure(name, verb) for verb in verbs):
+        known = [*dict.fromkeys(measure for verb in sorted(verbs) for measure in (*MEASURES[verb], *ANY_MEASURES))]
+        raise UnknownName(f"measure of {who}", name, known)
 
 
 def require_places(test: Test, values: Sequence[AxisValue], who: str) -> None:
@@ -99,10 +127,11 @@ def require_labels(scale: Scale, selection: Selection, who: str, also: Sequence[
         require(
             label in (*known, *also),
             f"{who} names {axis} {label}, which the scale {scale.name} does not have",
-            "A test or a drawing that makes sense at some scales alone lists them: scales.",
+            f"It has {', '.join(sorted(known))}. What makes sense at some scales alone lists them: scales.",
         )
 
 
 def require_axes(scale: Scale, axes: Sequence[str], who: str) -> None:
     for axis in axes:
-        require(axis in scale.axes, f"{who} names the axis {axis}, which the scale {scale.name} does not have")
+        has = f"It has {', '.join(scale.axes)}." if scale.axes else None
+        require(axis in scale.axes, f"{who} names the axis {axis}, which the scale {scale.name} does not have", has)

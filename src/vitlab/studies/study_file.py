@@ -34,6 +34,7 @@ from vitlab.studies.study_checks import (
     require_axes,
     require_drawable,
     require_labels,
+    require_measure,
     require_printed,
     require_test,
     require_testable,
@@ -89,6 +90,10 @@ def _shipped(name: str) -> Study:
 
 
 def _checked(name: str, table: Mapping[str, Any]) -> Study:
+    given = table.get("scales")
+    for scale in given if isinstance(given, Mapping) else ():  # before what a misspelt one lacks
+        if scale not in SCALES:
+            raise UnknownName(f"scale in study {name}", scale, SCALES, list_all=True)
     try:
         return _study(name, config.from_dict(_StudyTable, table))
     except UnknownName:
@@ -127,12 +132,15 @@ def _study(name: str, given: _StudyTable) -> Study:
             require_test(test, f"claim {claim.name}")
             for at in (scales[scale] for scale in test.scales if scale in scales):
                 require_testable(test, at, f"claim {claim.name}")
+                require_measure(test.measure or at.measure, at, f"claim {claim.name}")
     for drawing in study.drawings:
         axes = [*filter(None, (drawing.line, "" if drawing.x in NO_AXES else drawing.x))]
         for at in (scales[scale] for scale in drawing.scales if scale in scales):
             require_axes(at, axes, "a drawing")
             require_labels(at, drawing.only, "a drawing")
             require_drawable(drawing, at)
+            if drawing.x != "layer":  # of every head, by how their names begin
+                require_measure(drawing.measure or at.measure, at, "a drawing")
     return study
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from vitlab.evaluation.fits import PowerLaw, fit_power_law, pareto_front
-from vitlab.report.plot import Plot, PlotPoint, PlotSeries, spread
+from vitlab.report.plot import Plot, PlotPoint, PlotSeries
 from vitlab.report.svg import COLOURS
 from vitlab.studies.conditions import Condition
 from vitlab.studies.inspected import read_heads
@@ -110,7 +110,7 @@ def _measured(outcome: Outcome, drawing: Drawing, measure: str, command: str) ->
         if not categories:
             points.sort(key=lambda point: point.x)
         series.append(PlotSeries(_line_name(line) or spoken(measure), points, colour=colours[line], joined=joined))
-    return spread(series) if categories else series
+    return series
 
 
 def _categories(outcome: Outcome, drawing: Drawing) -> list[str]:
@@ -131,7 +131,7 @@ def _plot_heads(outcome: Outcome, drawing: Drawing, measure: str) -> Plot:
     return Plot(
         title=drawing.title,
         caption="Each point is a head: the mean over the seeds, whose heads are put in order.",
-        series=spread(series),
+        series=series,
         x_label=drawing.x_label or drawing.x,
         y_label=drawing.y_label or spoken(measure),
         categories=[str(layer) for layer in range(1, layers + 1)],

@@ -203,6 +203,7 @@ HOW_JUDGED = (
     "it lies elsewhere."
 )
 HOW_DRAWN = "Shaded is where the claim says the number lies; each dot is a seed, the bar their mean with its interval."
+HOW_FITTED = "Fits are of the means that are drawn, with the interval of one line; intervals of claims are over seeds."
 WHAT_POST_HOC = "Post hoc says what of a test was set or changed after results had been seen."
 _GOOD = {HOLDS: True, FAILS: False}  # green or red; grey where nothing can be told
 
@@ -216,8 +217,22 @@ def verdict_row(one: ClaimOutcome, command: str = "", also: Sequence[str] = ()) 
     """A claim for a page; `also` is said after what was measured."""
     good = _GOOD.get(one.verdict)
     claim = one.claim
-    measured = [*((test.sentence, strip_of(test)) for test in one.tests), *((line, None) for line in also)]
+    sentences = (test.sentence for test in one.tests)
+    measured = [*zip(sentences, strips_of(one), strict=True), *((line, None) for line in also)]
     return Verdict(claim.says, one.verdict, measured, good, claim.where, claim.note, claim.post_hoc, command)
+
+
+def strips_of(one: ClaimOutcome) -> list[Strip | None]:
+    """Those of all tests of a claim; of the same kind of number on the same axis, so that they compare."""
+    strips = [strip_of(test) for test in one.tests]
+    kinds = [(test.test.measure, test.in_points, test.by_logarithm) for test in one.tests]
+    return [
+        strip
+        and dataclasses.replace(
+            strip, beside=[other for other, its in zip(strips, kinds, strict=True) if other is not None and its == kind]
+        )
+        for strip, kind in zip(strips, kinds, strict=True)
+    ]
 
 
 def strip_of(test: TestOutcome) -> Strip | None:
@@ -236,21 +251,29 @@ def strip_of(test: TestOutcome) -> Strip | None:
         low=low,
         high=high,
         log=test.by_logarithm,
+        unit="" if not test.in_points else " %" if test.test.statistic == "value" else " points",
         good=_GOOD.get(test.verdict),
     )
 
 
 def _conditions_table(outcome: Outcome) -> Table:
     measures = _measures(outcome)
+    counts = {
+        found.n for row in outcome.conditions for measure in measures if (found := row.estimate(measure)) is not None
+    }
+    count = next(iter(counts)) if len(counts) == 1 else None  # said once, where it is the same for all
     flops = [condition.mean("flops") for condition in outcome.conditions]
     trained = any(flops)  # what is timed alone has none
     rows: list[tuple[str, ...]] = []
     for condition, spent in zip(outcome.conditions, flops, strict=True):
         found = [(condition.estimate(measure), measure) for measure in measures]
-        said = [NOT_YET if one is None else shown(one, measure) for one, measure in found]
+        said = [NOT_YET if one is None else shown(one, measure, counted=count is None) for one, measure in found]
         rows.append((*condition.labels.values(), *said, *([f"{spent:.3g}" if spent else ""] if trained else [])))
     header = (*outcome.scale.axes, *map(spoken, measures), *(["FLOPs of training"] if trained else []))
-    return Table("Every condition", "Mean and 95 % interval over the seeds.", header, rows)
+    caption = (
+        "Mean and 95 % interval over the seeds." if count is None else f"Mean and 95 % interval over {count} seeds."
+    )
+    return Table("Every condition", caption, header, rows)
 
 
 def _measures(outcome: Outcome) -> list[str]:
@@ -275,20 +298,19 @@ def to_markdown(outcome: Outcome, command: str, prefix: str) -> str:
         rows = [
             (
                 claim.verdict,
-                claim.claim.says,
-                claim.claim.where,
+                f"{claim.claim.says} ({claim.claim.where})",
                 "; ".join(test.sentence for test in claim.tests),
                 notes_of(claim.claim),
             )
             for claim in outcome.claims
         ]
         parts += ["## Claims", "", f"{HOW_JUDGED} {WHAT_POST_HOC}", ""]
-        parts += [*markdown_table(("verdict", "the paper says", "where", "measured here", "notes"), rows), ""]
+        parts += [*markdown_table(("verdict", "claim", "measured here", "notes"), rows), ""]
     table = _conditions_table(outcome)
     parts += [f"## {table.title}", "", table.caption, "", *markdown_table(table.header, table.rows), ""]
     found = [sentence for drawn in draw_all(outcome, command) for sentence in drawn.sentences]
     if found:
-        parts += ["## Fits and fronts", "", *(f"- {in_cell(sentence)}" for sentence in found), ""]
+        parts += ["## Fits and fronts", "", HOW_FITTED, "", *(f"- {in_cell(sentence)}" for sentence in found), ""]
     return "\n".join([*parts, f"`{command}`", ""])
 
 
@@ -309,7 +331,10 @@ def _pictures(report: Report, prefix: str) -> list[str]:
             f"| {' | '.join(picture for _, picture in beside)} |",
             "",
         ]
-    return [*lines, *(line for wide, _, picture in shown if wide for line in (picture, ""))]
+    first = [] if beside else shown[:1]  # the plot of the study needs no heading under the study's own
+    rest = [one for one in shown if one[0] and one not in first]
+    lines += [line for _, _, picture in first for line in (picture, "")]
+    return [*lines, *(line for _, title, picture in rest for line in (f"**{in_cell(title)}**", "", picture, ""))]
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

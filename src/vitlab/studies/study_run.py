@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.core import config, fsio, reading
+from vitlab.core.command import command_line
 from vitlab.core.console import Console, seconds_left
 from vitlab.core.environment import usable_cores
 from vitlab.core.errors import FileProblem, UsageError, VitlabError, require
@@ -24,6 +25,7 @@ from vitlab.core.signals import Stopped
 from vitlab.options.option import command_of, takes
 from vitlab.options.study_options import StudyRunOptions
 from vitlab.studies.cell_records import CellRecord, record_path
+from vitlab.studies.conditions import number_of
 from vitlab.studies.grid import StudyRun, list_cells, list_runs
 from vitlab.studies.leases import LEASES, Leases
 from vitlab.studies.live import LiveTable
@@ -118,17 +120,22 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     records = finished(folder, runs)
     failed = _failures(folder, [run for run in runs if run.key not in records], title)
     outcomes = [find_outcome(study, scale, records) for study, scale in studies]
-    # Without what changes no number: the same records give the same report.
-    repeat = command_of(
-        "study run", StudyRunOptions(options.name, scale=options.scale, out=folder, seeds=options.seeds)
-    )
-    reports = {outcome.study.name: write_study(outcome, folder, repeat) for outcome in outcomes}
+    reports = {
+        outcome.study.name: write_study(outcome, folder, _repeat(name, options))
+        for name, outcome in zip(names, outcomes, strict=True)
+    }
     if not records and failed:
         name, why = next(iter(failed.items()))
         raise VitlabError(f"every run failed; the first is {name}: {why}")
     return StudyRunResult(
         folder, reports, outcomes, len(runs), len(before), failed, round(time.monotonic() - started, 1)
     )
+
+
+def _repeat(name: str, options: StudyRunOptions) -> str:
+    """The command of one study, without what changes no number: the same records give the same report."""
+    elsewhere = None if options.out == StudyRunOptions.out else options.out
+    return command_line("study run", name, options={"scale": options.scale, "out": elsewhere, "seeds": options.seeds})
 
 
 def _require_runnable(run: StudyRun, name: str) -> None:
@@ -314,7 +321,7 @@ def _finished_line(
     measure = next((scale.measure for study, scale in studies if name.startswith(f"{study.name}: ")), "")
     if ": start of " in name:
         return name
-    value = record.numbers.get(measure)
+    value = number_of(record, measure)
     return f"{name}: {lacks_measure(record, measure)}" if value is None else f"{name}: {measure} {value:.4g}"
 
 

@@ -1,12 +1,30 @@
 """How the measure of a study is called, which way it is better, and how its numbers are written. Loads no torch."""
 
 import dataclasses
+import re
+from collections.abc import Mapping
 
 from vitlab.core.errors import amount
 from vitlab.evaluation.fits import Estimate
 
 _LOWER_IS_BETTER = ("loss", "milliseconds", "seconds", "ece")
 _PLAIN = 1e7  # below, thousands are read more easily than powers of ten
+# What a stage of each verb writes; of images with several labels mean_ap instead of top5, without labels knn alone.
+MEASURES: Mapping[str, tuple[str, ...]] = {
+    "train": ("top1", "top5", "mean_ap", "loss", "ece", "knn", "n", "train_images", "images_seen", "images_per_second"),
+    "noisy-student": (
+        *(f"{whose}{name}" for whose in ("", "teacher_") for name in ("top1", "top5", "mean_ap", "loss", "ece", "n")),
+        "margin",
+    ),
+    "few-shot": ("few_shot_5",),
+    "inspect": (
+        *("distance_first_layer", "distance_last_layer", "distance_by_depth", "distance_layer1_head1"),
+        *("low_layers_nearest_head", "low_layers_farthest_head", "low_layers_local_heads", "low_layers_global_heads"),
+        *("row_column_excess", "filter_low_frequency"),
+    ),
+    "speed": ("images_per_second", "milliseconds_per_image", "largest_batch", "image_size"),
+}
+ANY_MEASURES = ("flops", "seconds", "params", "macs", "macs_per_second")  # whatever the last stage is
 _SHARES = ("top1", "top5", "knn", "margin", "filter_low_frequency")
 _TIMED = ("images_per_second", "macs_per_second", "milliseconds_per_image", "largest_batch")
 _SPOKEN = {
@@ -24,6 +42,11 @@ _SPOKEN = {
     "row_column_excess": "cosine of positions of one row or column above that of others",
     "filter_low_frequency": "share of the filters' power at low frequencies",
 }
+
+
+def is_measure(name: str, verb: str) -> bool:
+    """Whether a last stage of this verb may write such a number."""
+    return name in (*MEASURES[verb], *ANY_MEASURES) or re.fullmatch(r"distance_layer\d+_head\d+", name) is not None
 
 
 def spoken(measure: str) -> str:
@@ -46,10 +69,10 @@ def percent_unit(measure: str) -> str:
     return "points" if measure == "margin" else "%"
 
 
-def shown(found: Estimate, measure: str) -> str:
-    """The estimate of a measure in its own unit."""
+def shown(found: Estimate, measure: str, *, counted: bool = True) -> str:
+    """The estimate of a measure in its own unit, with the number of seeds unless that is said elsewhere."""
     number = written(bounded(found, measure), share=is_share(measure), signed=measure == "margin")
-    return f"{number}, {count_in_words(found, measure)}"
+    return f"{number}, {count_in_words(found, measure)}" if counted else number
 
 
 def bounded(found: Estimate, measure: str) -> Estimate:

@@ -13,7 +13,7 @@ import pytest
 
 from vitlab.report import svg
 from vitlab.report.page import Report, place, plots, render
-from vitlab.report.plot import NO_RUNS, Plot, PlotPoint, PlotSeries, spread
+from vitlab.report.plot import NO_RUNS, Plot, PlotPoint, PlotSeries
 
 HOSTILE = ["<script>alert(1)</script>", "a & b", '"quoted"', "it's", "{{ 7*7 }}", "]]>", "</template>", "中文"]
 
@@ -198,16 +198,22 @@ def test_names_are_whole_on_a_phone_also_with_hyphens() -> None:
 
 def test_points_of_several_series_stand_around_the_middle_of_their_category() -> None:
     """Each in its series' order; one that is alone is not moved aside for those that are elsewhere."""
-    series = spread([line((0, 1), (1, 1)), line((1, 2), (2, 2)), line((1, 3), (1, 4), (2, 3))])
-    assert [[one.x for one in each.points] for each in series] == [
+    made = plot(line((0, 1), (1, 1)), line((1, 2), (2, 2)), line((1, 3), (1, 4), (2, 3)), categories=["a", "b", "c"])
+    assert [[one.x for one in each.points] for each in made.shown] == [
         [0, pytest.approx(0.88)],
         [1, pytest.approx(1.94)],
         [pytest.approx(1.12), pytest.approx(1.12), pytest.approx(2.06)],
     ]
 
 
+def test_many_series_stay_at_their_name() -> None:
+    made = plot(*(line((0, k), (1, k), name=str(k)) for k in range(20)), categories=["a", "b"])
+    places = [point.x for one in made.shown for point in one.points]
+    assert all(abs(x - round(x)) < 0.5 for x in places) and len(set(places)) == 40
+
+
 def test_summary_names_the_categories_of_points_beside_each_other() -> None:
-    series = spread([line((0, 0.687), (1, 0.7)), line((0, 0.5), (1, 0.6), name="ResNet")])
+    series = [line((0, 0.687), (1, 0.7)), line((0, 0.5), (1, 0.6), name="ResNet")]
     made = plot(*series, categories=["none", "1-D"], percent=True)
     assert made.summary.endswith(
         "; ViT goes from 68.7 % at none to 70.0 % at 1-D, ResNet goes from 50.0 % at none to 60.0 % at 1-D"

@@ -290,7 +290,7 @@ def test_times_of_two_machines_or_of_a_shared_one_are_not_compared(tmp_path: Pat
 
 
 def test_a_claim_that_fails_counts_the_seeds_of_the_test_that_does(tmp_path: Path) -> None:
-    lacking = 'statistic = "value"\nmeasure = "accuracy"\nabove = 0.0'
+    lacking = 'statistic = "value"\nmeasure = "mean_ap"\nabove = 0.0'
     found = judged(tmp_path, 'statistic = "value"\nabove = 1.0', lacking)
     assert found.verdict == FAILS and found.seeds == 3
     assert judged(tmp_path, 'statistic = "value"\nabove = 0.0', lacking).seeds == 0
@@ -327,8 +327,8 @@ def test_cost_ratio_of_a_measure_that_is_better_when_lower(tmp_path: Path) -> No
 
 
 def test_a_measure_that_no_run_has_is_named_with_those_there_are(tmp_path: Path) -> None:
-    (test,) = judged(tmp_path, 'statistic = "value"\nmeasure = "accuracy"\nabove = 0.2').tests
-    assert test.verdict == UNKNOWN and re.search("no number accuracy; they have .*top1", test.sentence)
+    (test,) = judged(tmp_path, 'statistic = "value"\nmeasure = "mean_ap"\nabove = 0.2').tests
+    assert test.verdict == UNKNOWN and re.search("no number mean_ap; they have .*top1", test.sentence)
 
 
 def test_best_counts_measurements_of_zero(tmp_path: Path) -> None:
@@ -426,3 +426,22 @@ def test_numbers_are_written_with_their_unit(tmp_path: Path) -> None:
     assert written(found, share=True, signed=True) == "+15.00 points"
     assert written(found, share=False) == "0.15"
     assert count_in_words(found, "top1") == "3 seeds, all alike"
+
+
+def test_a_number_made_of_two_is_not_called_missing(tmp_path: Path) -> None:
+    """Where one side is not measured yet, the other has what the test is about."""
+    text = f'statistic = "ratio"\nmeasure = "macs_per_second"\n{AB}\nabove = 0.1'
+    assert only(judged(tmp_path, text, without=lambda cell: cell.labels["kind"] == "B")).sentence == NOT_YET
+
+
+def test_the_best_is_not_compared_with_itself(tmp_path: Path) -> None:
+    text = (
+        'statistic = "difference"\na = { kind = "A", size = "best" }\nb = { kind = "A", size = "last" }\nabove = -1.0'
+    )
+    found = judged(tmp_path, text)
+    assert found.verdict == UNKNOWN and "compared with itself" in only(found).sentence
+
+
+def test_what_cannot_be_compared_still_names_its_records(tmp_path: Path) -> None:
+    found = judged(tmp_path, f'statistic = "ratio"\n{AB}\nabove = 1.0', level=lambda _: 0.0)
+    assert found.verdict == UNKNOWN and len(found.records) == 18

@@ -25,6 +25,7 @@ SHIPPED = list_study_names()
 
 ABOUT = 'about = "Nothing to speak of."'
 WRONG = {
+    'a = { kind = "A" }\n': ('measure = "top2"\na = { kind = "A" }\n', "unknown measure of claim a-above-b 'top2'"),
     "a = { kind": ("a = { kinds", "claim a-above-b names the axis kinds, which the scale laptop does not have"),
     'a = { kind = "A" }': ('a = { kind = "Q" }', "claim a-above-b names kind Q, which the scale laptop does not have"),
     "B = { train =": ("B = { trains =", r"unknown stage 'scales\.laptop\.axes\.kind\.B\.trains'"),
@@ -44,7 +45,10 @@ WRONG = {
     '= "difference"': ('= "slope"\nalong = "kind"', "goes along kind, of which A has no x"),
     '"difference"\n': ('"slope"\nalong = "width"\n', "claim a-above-b names the axis width"),
     'b = { kind = "B" }': ('b = { kind = "A" }', "claim a-above-b: a difference needs two different sides"),
-    "[scales.laptop]\n": ("[scales.desk]\nabout = 'x'\nstages = {}\n[scales.laptop]\n", r"scales\.desk is not one of"),
+    "[scales.laptop]\n": (
+        "[scales.desk]\nabout = 'x'\nstages = {}\n[scales.laptop]\n",
+        "unknown scale in study tiny 'desk'",
+    ),
     "[scales.laptop.stages.train]\nrecipe": ("[scales.laptop.stages]\n[other]\nx", "unknown config key 'other'"),
     'about = "Nothing': ('seeds = [0, 0]\nabout = "Nothing', r"scales\.laptop\.seeds must be different"),
     'about = "Nothing to': ('skip = [{ kind = "Q" }]\nabout = "Nothing to', r"scales\.laptop\.skip names kind Q"),
@@ -268,6 +272,7 @@ def test_only_claims_about_what_a_scale_lacks_are_left_out_of_it() -> None:
     }
     assert left_out == {
         ("comparable-at-medium", "laptop"),
+        ("larger-better-after-much", "laptop"),
         ("vit-wins-large", "laptop"),
         ("vit-gains-more-from-data", "laptop"),
         ("scaling-all-helps", "laptop"),
@@ -304,3 +309,13 @@ def test_every_recipe_exists_and_every_change_of_it_resolves(name: str) -> None:
             require_resolves(run)
         except VitlabError as error:
             pytest.fail(f"{run.stage}: {error}")
+
+
+def test_what_skip_leaves_out_cannot_be_tested(tmp_path: Path) -> None:
+    skipped = TINY.replace("[scales.laptop]\n", '[scales.laptop]\nskip = [{ kind = "B" }]\n')
+    with pytest.raises(UsageError, match="names cells that skip leaves out at the scale laptop"):
+        tiny_study(tmp_path, skipped)
+    slope = TINY.replace('"difference"\n', '"slope"\nalong = "size"\n').replace('b = { kind = "B" }\n', "")
+    one_place = '[scales.laptop]\nskip = [{ kind = "A", size = "1" }, { kind = "A", size = "2" }]\n'
+    with pytest.raises(UsageError, match="fewer than 2 places"):
+        tiny_study(tmp_path, slope.replace("[scales.laptop]\n", one_place))

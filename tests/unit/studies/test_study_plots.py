@@ -89,7 +89,7 @@ def test_a_point_that_is_alone_at_its_name_stands_above_it(tmp_path: Path) -> No
             "[scales.laptop]", '[scales.laptop]\nskip = [{ kind = "A", size = "1" }, { kind = "A", size = "2" }]'
         ),
     ).plot
-    assert [[x for x, _ in places(one)] for one in plot.series] == [
+    assert [[x for x, _ in places(one)] for one in plot.shown] == [
         [0, pytest.approx(0.88)],
         [1],
         [pytest.approx(1.12)],
