@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from vitlab.report import svg
 
-_STRIP_PX, _FLOOR_PX = (320, 42), 27  # size of a strip; from its top to its axis
+_STRIP_PX, _FLOOR_PX = (320, 46), 27  # size of a strip; from its top to its axis
 _WHISKER_PX, _SEEDS_PX, _DOT_PX = 10, 20, 3.2  # from its top to the interval, and to the seeds below; their radius
 _MARGIN = 0.1  # of the axis, between its ends and what is drawn
 _CAP_PX = 5  # from the middle of a whisker to the end of its cap
@@ -66,7 +66,7 @@ class Strip:
         return f'{"".join(parts)}<g class="mark{kind}">{"".join(marks)}<path class="mean" d="{tick}"/></g>'
 
     def _written(self, border: float) -> str:
-        return f"{border:g}{self.unit}"
+        return f"{border:g}{self.unit}" if border else "0"
 
     def _borders(self) -> list[float]:
         return [border for border in (self.low, self.high) if border is not None]

@@ -46,9 +46,9 @@ def test_wrong_calls_leave_with_2_and_one_sentence(call: Callable[..., Any]) -> 
 
 def test_list_has_studies_before_tables(call: Callable[..., Any]) -> None:
     lines = call("study", "list").out.splitlines()
-    assert lines[0].split() == ["study", "cells", "scales", "title"]
+    assert lines[0].split() == ["study", "laptop", "gpu", "repeats"]
     row = next(line for line in lines if line.startswith("positions "))
-    assert "laptop, gpu, paper" in row and row.endswith("Position embeddings")
+    assert row.split()[1:5] == ["1", "min", "7", "min"] and row.endswith("Position embeddings (Table 8, appendix D.4)")
     rows = json.loads(call("study", "list", "--json").out)
     assert [row["kind"] for row in rows] == sorted(row["kind"] for row in rows)
     positions = next(row for row in rows if row["name"] == "positions")
@@ -56,6 +56,7 @@ def test_list_has_studies_before_tables(call: Callable[..., Any]) -> None:
         positions["kind"] == "study"
         and positions["cells"] == 40
         and positions["versions"] == ["laptop", "gpu", "paper"]
+        and positions["minutes"] == {"laptop": 1, "gpu": 7, "paper": None}
     )
 
 
