@@ -87,6 +87,9 @@ def killed() -> list[int]:
         chosen = random.randrange(2)
         if os.waitpid(pids[chosen], os.WNOHANG)[0]:
             break  # nothing was left to do
+        os.kill(pids[chosen], signal.SIGSTOP)  # so that it notes nothing more once its end is noted
+        if not os.WIFSTOPPED(os.waitpid(pids[chosen], os.WUNTRACED)[1]):
+            break
         note("kill", killed=pids[chosen])
         os.kill(pids[chosen], signal.SIGKILL)
         ended(pids[chosen])
