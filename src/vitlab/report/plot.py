@@ -45,6 +45,7 @@ _MOST_LINES = 5  # of a name under the axis; more would be higher than a slanted
 _BETWEEN_PX = 2  # names in lines, at least: most letters are narrower than is reckoned with
 _LONGEST_NAME_PX = 135  # of a category that is slanted under the axis; the card has the whole name
 _BESIDE = 0.12  # of a category: how far apart the points of several series stand there
+_ASIDE_PX = 8  # between series whose intervals overlap
 _NAMES_OWN = 0.8  # of a category: what many of them fill
 _CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
 _FILE_STYLE = (
@@ -274,12 +275,29 @@ def _draw(plot: Plot, size: tuple[int, int], on_page: bool) -> str:
     frame = svg.frame_within(size, legend_px, y_ticks, ranges, svg.BELOW_PX + more_px)
     ticks = _x_ticks(plot, frame, names, width, slanted), y_ticks
     axes = svg.draw_axes(frame, size, legend_px, ticks, (plot.x_label, plot.y_label), slanted)
-    behind = [part for one in shown for part in (_line(plot, one, frame), *_whiskers(plot, one, frame, shared))]
+    asides = [0.0] * len(shown) if shared else _asides(shown)  # what several lines share stands at one place
+    placed = [(one, dataclasses.replace(frame, left=frame.left + px)) for one, px in zip(shown, asides, strict=True)]
+    behind = [part for one, at in placed for part in (_line(plot, one, at), *_whiskers(plot, one, at, shared))]
     numbers = itertools.count()  # of the cards
-    points = [_points(plot, one, frame, shared, numbers if on_page else None) for one in shown if one.has_runs]
+    points = [_points(plot, one, at, shared, numbers if on_page else None) for one, at in placed if one.has_runs]
     # Screen readers read the summary and then the points; ticks and legend between them would only be in the way.
     hidden, role = (' aria-hidden="true"', "group") if on_page else ("", "img")
     return f'{start} role="{role}"><g{hidden}>{legend}{axes}{"".join(behind)}</g>{"".join(points)}</svg>'
+
+
+def _asides(shown: Sequence[PlotSeries]) -> list[float]:
+    """How many pixels each series stands aside, so that intervals that overlap at one x are seen beside each other."""
+    crowded = sorted(
+        {
+            number
+            for (i, one), (j, other) in itertools.combinations(enumerate(shown), 2)
+            for a, b in itertools.product(one.points, other.points)
+            if a.x == b.x and a.ends and b.ends and a.ends[0] <= b.ends[1] and b.ends[0] <= a.ends[1]
+            for number in (i, j)
+        }
+    )
+    aside = {number: _ASIDE_PX * (k - (len(crowded) - 1) / 2) for k, number in enumerate(crowded)}
+    return [aside.get(number, 0.0) for number in range(len(shown))]
 
 
 def _x_range(plot: Plot, shown: Sequence[PlotSeries]) -> Point:

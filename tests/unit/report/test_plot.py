@@ -387,3 +387,16 @@ def test_same_data_gives_the_same_bytes_in_another_process() -> None:
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     points = [PlotPoint(1, 2, "a", (1, 3)), PlotPoint(10, 3, "b")]
     assert there == Plot("t", "", [PlotSeries("s", points)], "x", "y", log_x=True).file()
+
+
+def test_intervals_that_overlap_at_one_place_stand_beside_each_other() -> None:
+    def whiskers(name: str, *values: tuple[float, float]) -> PlotSeries:
+        return PlotSeries(name, [point(x, y, interval=(y - 0.1, y + 0.1)) for x, y in values])
+
+    apart = [whiskers("low", (1, 0.2), (2, 0.2)), whiskers("high", (1, 0.8), (2, 0.8))]
+    (x, _), (_, _), (same, _), _ = places(plot(*apart).draw(500, 340))
+    assert x == same, "what is seen anyway stays in place"
+    crowded = [*apart, whiskers("higher", (2, 0.85))]
+    found = places(plot(*crowded).draw(500, 340))
+    alone, left, right = found[1][0], found[3][0], found[4][0]
+    assert right - left > 5 and (left + right) / 2 == pytest.approx(alone, abs=0.1)
