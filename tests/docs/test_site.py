@@ -52,6 +52,13 @@ def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
     assert not pages - linked
 
 
+def test_every_study_and_the_claims_have_an_interactive_page_that_is_linked(site: Path) -> None:
+    for report in ("claims", *(f"studies/{path.stem}" for path in (DOCS / "results" / "studies").glob("*.md"))):
+        page = site / "results" / f"{report}-interactive.html"
+        assert f'href="{page.name}"' in (site / "results" / f"{report}.html").read_text(encoding="utf-8")
+        assert report == "claims" or "data-card=" in page.read_text(encoding="utf-8"), "points to look at"
+
+
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     html = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.html"))
     assert not re.findall(r"""<(?:script|img|link|iframe)[^>]+(?:src|href)=["'](?:https?:)?//[^"']+""", html)

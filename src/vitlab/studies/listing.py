@@ -20,9 +20,8 @@ class StudyRow:
     versions: tuple[str, ...]  # of a table; the scales of a study
     cells: int  # of a study: at the scale of one GPU
     source: str
-    minutes: Mapping[str, float | None] = dataclasses.field(
-        default_factory=dict[str, float | None]
-    )  # of a study, by scale
+    # of a study, by scale
+    minutes: Mapping[str, float | None] = dataclasses.field(default_factory=dict[str, float | None])
 
 
 def list_studies() -> list[StudyRow]:

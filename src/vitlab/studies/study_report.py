@@ -28,7 +28,7 @@ from vitlab.studies.printed import printed_plot
 from vitlab.studies.study import Claim
 from vitlab.studies.study_plots import Drawn, draw_all
 from vitlab.studies.tables import in_cell, printed_table
-from vitlab.studies.units import bounded, shown, spoken
+from vitlab.studies.units import bounded, is_timed, percent_unit, shown, spoken
 
 PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
 
@@ -251,7 +251,9 @@ def strip_of(test: TestOutcome) -> Strip | None:
         low=low,
         high=high,
         log=test.by_logarithm,
-        unit="" if not test.in_points else " %" if test.test.statistic == "value" else " points",
+        unit=f" {percent_unit(test.test.measure) if test.test.statistic == 'value' else 'points'}"
+        if test.in_points
+        else "",
         good=_GOOD.get(test.verdict),
     )
 
@@ -270,10 +272,9 @@ def _conditions_table(outcome: Outcome) -> Table:
         said = [NOT_YET if one is None else shown(one, measure, counted=count is None) for one, measure in found]
         rows.append((*condition.labels.values(), *said, *([f"{spent:.3g}" if spent else ""] if trained else [])))
     header = (*outcome.scale.axes, *map(spoken, measures), *(["FLOPs of training"] if trained else []))
-    caption = (
-        "Mean and 95 % interval over the seeds." if count is None else f"Mean and 95 % interval over {count} seeds."
-    )
-    return Table("Every condition", caption, header, rows)
+    repeated = "measurement" if any(map(is_timed, measures)) else "seed"
+    over = f"the {repeated}s" if count is None else amount(count, repeated)
+    return Table("Every condition", f"Mean and 95 % interval over {over}.", header, rows)
 
 
 def _measures(outcome: Outcome) -> list[str]:

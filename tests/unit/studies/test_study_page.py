@@ -25,7 +25,7 @@ from vitlab.studies.outcome import find_outcome
 from vitlab.studies.printed import printed_plot
 from vitlab.studies.repeat import repeat_commands
 from vitlab.studies.reporting import StudyReport, report_study
-from vitlab.studies.study import Scale, Study
+from vitlab.studies.study import Scale, Study, first_seeds
 from vitlab.studies.study_file import list_study_names, read_study
 from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, to_markdown, write_study
 
@@ -540,3 +540,14 @@ def test_records_without_heads_leave_their_plot_out_and_say_so() -> None:
     titles = [one.title for one in page.sections if isinstance(one, Plot)]
     assert len(titles) == 3 and not any("Figure 7" in title for title in titles)
     assert "Figure 7, right" in dict(page.facts)["not drawn"]
+
+
+def test_a_table_says_how_often_was_measured(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path)
+    records = records_of(study.at("laptop"))
+    one = first_seeds(study.at("laptop"), 1)
+    assert "95 % interval over 1 seed.\n" in to_markdown(find_outcome(study, one, records), "x", "")
+    assert "95 % interval over 3 seeds.\n" in to_markdown(find_outcome(study, study.at("laptop"), records), "x", "")
+    speed = read_study("speed")
+    timed = find_outcome(speed, speed.at("laptop"), records_of(speed.at("laptop"), flops=lambda _: 0.0))
+    assert "95 % interval over 3 measurements.\n" in to_markdown(timed, "x", "")
