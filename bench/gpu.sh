@@ -6,7 +6,7 @@
 #   bench/gpu.sh profile OUT     where the time of a training step goes
 #   bench/gpu.sh attention OUT   torch's attention kernels and the formula itself
 #   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
-#   bench/gpu.sh tune OUT        Muon, its width, patch dropout and a masked autoencoder first, judged by a tenth of the training images; EPOCHS
+#   bench/gpu.sh tune OUT        with Muon: more width, patch dropout, smaller patches, 64 pixels at the end, judged by a tenth of the training images; EPOCHS
 #   bench/gpu.sh seeds OUT       the same from scratch with SEEDS at once, EPOCHS, and the settings in SET or those that `tune` chose
 #   bench/gpu.sh tiny OUT        the same model on Tiny-ImageNet from scratch; SEEDS
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
@@ -46,12 +46,12 @@ go() {
     return "$code"
 }
 
-# `cifar NAME BEFORE PART ...` trains a ViT on CIFAR-10 for PART per cent of $epochs; where BEFORE is above 0, first as a masked
+# `cifar NAME BEFORE PART AFTER ...` trains a ViT on CIFAR-10 for PART per cent of $epochs; where BEFORE is above 0, first as a masked
 # autoencoder on the same images without labels, for BEFORE per cent, with the model and the held-out part among the options that
-# follow. MORE are options of a trial, for both.
+# follow; where AFTER is above 0, then at 64 pixels, for AFTER per cent and at half the rate. MORE are options of a trial, for all.
 cifar() {
-    local name=$1 before=$2 part=$3 start=()
-    shift 3
+    local name=$1 before=$2 part=$3 after=$4 start=()
+    shift 4
     if [ "$before" -gt 0 ]; then
         local shared=() word
         for word in "$@"; do
@@ -63,6 +63,11 @@ cifar() {
     fi
     # shellcheck disable=SC2086
     go "$name" --recipe cifar10-plain-vit --set train.epochs="$((epochs * part / 100))" ${start[@]+"${start[@]}"} "$@" ${MORE:-}
+    if [ "$after" -gt 0 ]; then
+        # shellcheck disable=SC2086
+        go "$name-64" --recipe cifar10-plain-vit --set train.epochs="$((epochs * after / 100))" --init "$runs/$name" "$@" \
+            --set data.image_size=64 --set data.augment.shift_px=8 --set optim.lr=1e-3 --set keep_head=true ${MORE:-}
+    fi
 }
 
 seed_of() {
@@ -92,36 +97,37 @@ scratch)
 tune)
     # Runs at once: each compiles and tests while others train. About equal compute for all, and an average of the weights over as small
     # a part of the run as in a long one. The best by a tenth of the training images is written to $runs/tuned, for `seeds`.
-    short="--set data.val_frac=0.1 --set train.ema=${EMA:-0.998}"
+    short="--set data.val_frac=0.1 --set train.ema=${EMA:-0.9995}"
     muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true --set optim.lr=2e-3 --set optim.weight_decay=0.2"
-    wide="--set model.name=ViT-w384d9m1536h6/4" epochs=${EPOCHS:-40}
-    while read -r name before part options; do
+    wide="--set model.name=ViT-w384d9m1536h6/4" fine="--set model.name=ViT-w192d9m768h3/2" epochs=${EPOCHS:-40}
+    while read -r name before part after options; do
         # shellcheck disable=SC2086 # options are words
-        cifar "tune-$name" "$before" "$part" $short $options </dev/null &
-        echo "$before $part $options" >"$runs/tune-$name.options"
+        cifar "tune-$name" "$before" "$part" "$after" $short $options </dev/null &
+        echo "$before $part $after $options" >"$runs/tune-$name.options"
     done <<END
-muon 0 100 $muon
-muon-wide 0 55 $muon $wide
-muon-patches-50 0 180 $muon --set model.patch_dropout=0.5
-muon-after-mae 100 64 $muon
+then-64 0 60 9 $muon
+wide 0 60 0 $muon $wide
+wide-patches-50 0 100 0 $muon $wide --set model.patch_dropout=0.5
+patch-2 0 32 0 $muon $fine
 END
     wait
     for name in "$runs"/tune-*/; do
         name=$(basename "$name")
-        if [ -f "$runs/$name/report.html" ] && [ -f "$runs/$name.options" ]; then # one that was cut off has another schedule behind it
+        options=$runs/${name%-64}.options
+        if [ -f "$runs/$name/report.html" ] && [ -f "$options" ]; then # one that was cut off has another schedule behind it
             last=$(find "$runs/$name/checkpoints" -name progress.json | sort | tail -n 1)
-            echo "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["evaluations"][-1]["top1"])' "$last") $name $(cat "$runs/$name.options")"
+            echo "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["evaluations"][-1]["top1"])' "$last") $name $(cat "$options")"
         fi
     done | sort -rn | tee "$out/tuned.txt"
     head -n 1 "$out/tuned.txt" | cut -d ' ' -f 3- >"$runs/tuned"
     ;;
 seeds)
-    before=0 part=100 set=${SET:-} epochs=${EPOCHS:-300}
-    if [ -z "$set" ]; then read -r before part set <"$runs/tuned"; fi # what `tune` chose; without it this ends here
+    before=0 part=100 after=0 set=${SET:-} epochs=${EPOCHS:-300}
+    if [ -z "$set" ]; then read -r before part after set <"$runs/tuned"; fi # what `tune` chose; without it this ends here
     pids=()
     for seed in ${SEEDS:-0 1 2}; do
         # shellcheck disable=SC2086 # options are words
-        cifar "seed-$seed" "$before" "$part" $set --seed "$seed" &
+        cifar "seed-$seed" "$before" "$part" "$after" $set --seed "$seed" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid"; done # a seed that failed fails the stage

@@ -1,6 +1,7 @@
 """Training from images on the GPU: prepared by another thread, compiled, updated before anybody looks. The same bits."""
 
 import hashlib
+import typing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from vitlab.models.build import create_model
 from vitlab.training import loop
 from vitlab.training.loop import NonFinite, StepRule, TrainState, fit
 from vitlab.training.objective import softmax_losses
-from vitlab.training.optim import OptimRule, make_optimizer, optimizer_state
+from vitlab.training.optim import make_optimizer, optimizer_state
+from vitlab.training.rules import OptimName, OptimRule
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 SETTINGS = [
@@ -30,26 +32,28 @@ def bits_of_a_run(folder: Path, *settings: str) -> str:
 
 
 @pytest.mark.filterwarnings("default")  # the compiler warns about its own past
+@pytest.mark.parametrize("settings", [(), ("optim.name=muon", "optim.momentum=0.95", "optim.nesterov=true")], ids=str)
 def test_neither_another_thread_nor_the_order_of_sending_changes_a_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(
         resident, "_PREPARED_AT_ONCE", 64 * 16 * 16 * 3
     )  # three steps at once, and not all of the forty
     # What was compiled before is of no matter.
     bits_of_a_run(tmp_path / "other sizes", "data.image_size=24", "train.batch_size=32", "train.steps=3")
-    beside = bits_of_a_run(tmp_path / "beside")
-    assert bits_of_a_run(tmp_path / "again") == beside
+    beside = bits_of_a_run(tmp_path / "beside", *settings)
+    assert bits_of_a_run(tmp_path / "again", *settings) == beside
     monkeypatch.setattr(resident, "_one_ahead", lambda prepared, runs, _: map(prepared, runs))
-    assert bits_of_a_run(tmp_path / "in turn") == beside
-    monkeypatch.setattr(loop, "_step_skipping_nonfinite", lambda *_: False)
-    assert bits_of_a_run(tmp_path / "read first") == beside
+    assert bits_of_a_run(tmp_path / "in turn", *settings) == beside
+    monkeypatch.setattr(loop, "_update_ahead", lambda *_: None)
+    assert bits_of_a_run(tmp_path / "read first", *settings) == beside
 
 
-def test_update_that_was_sent_ahead_leaves_the_weights_alone_where_gradients_are_not_numbers() -> None:
+@pytest.mark.parametrize("name", typing.get_args(OptimName))
+def test_update_that_was_sent_ahead_leaves_the_weights_alone_where_gradients_are_not_numbers(name: OptimName) -> None:
     device = torch.device("cuda")
     model = create_model("ViT-Ti/16", image_size=32, num_classes=5, overrides={"depth": 2}, seed=0).to(device)
-    state = TrainState(model, model, make_optimizer(model, OptimRule(lr=0.01)))
+    state = TrainState(model, model, make_optimizer(model, OptimRule(name=name, lr=0.01)))
     rule = StepRule(
         prepare=lambda batch, _: (batch.images.to(device), batch.targets.to(device)),
         losses=lambda _, logits, targets: softmax_losses(logits, targets),

@@ -22,6 +22,7 @@ from vitlab.core.errors import VitlabError
 from vitlab.core.runtime import mix, seed_noise
 from vitlab.data.loader import Batch
 from vitlab.training.ema import decay_at, trained_weights, update_ema
+from vitlab.training.optim import remember_update
 from vitlab.training.precision import Precision, autocast, grad_scaler
 from vitlab.training.running_stats import RunningStats
 from vitlab.training.sharding import full_tensor
@@ -185,8 +186,8 @@ def take_step(state: TrainState, prefetcher: Prefetcher, rule: StepRule, world: 
     del batch  # its images may go when the next ones have come
     prefetcher.advance()
     wait_end = _now(world.device)
-    updated, upcoming = world.size == 1 and _step_skipping_nonfinite(state, metrics), prefetcher.current
-    overlaps = updated and not state.running_stats and rule.can_overlap_next_forward(state.step + 1)
+    undo, upcoming = _update_ahead(state, metrics) if world.size == 1 else None, prefetcher.current
+    overlaps = undo is not None and not state.running_stats and rule.can_overlap_next_forward(state.step + 1)
     if overlaps and upcoming is not None and len(upcoming.parts) == 1:
         _seed_dropout(state.step + 1, rule, world)
         prefetcher.current = upcoming._replace(logits_BK=_forward(state, upcoming.first[0], rule, world))
@@ -197,8 +198,10 @@ def take_step(state: TrainState, prefetcher: Prefetcher, rule: StepRule, world: 
     if not math.isfinite(loss) or not math.isfinite(grad_norm):
         state.running_stats.undo()
     if not math.isfinite(loss) or not (math.isfinite(grad_norm) or overflow):
+        if undo is not None:
+            undo()
         raise NonFinite(state.step + 1, loss, grad_norm, world.all_gather(ids_B.to(world.device)).tolist())
-    if not updated:
+    if undo is None:
         scaler.step(state.optimizer)
         scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
@@ -241,20 +244,31 @@ def _forward(state: TrainState, images_BCYX: Tensor, rule: StepRule, world: Worl
         return state.forward(images_BCYX)
 
 
-def _step_skipping_nonfinite(state: TrainState, metrics: Tensor) -> bool:
-    """Queue the update behind the gradients; its kernel leaves the weights alone unless all `metrics` are finite.
+def _update_ahead(state: TrainState, metrics: Tensor) -> Callable[[], None] | None:
+    """Queue the update behind the gradients, so that a GPU need not wait until it is known here whether `metrics` are finite.
 
-    Then a GPU need not wait until they were looked at here. False where the optimiser cannot do that: only fused ones can.
+    Returns what takes it back if they are not; None where nothing was sent, because nothing could be taken back or gained.
     """
     assert state.scaler is not None
-    if state.scaler.is_enabled() or not all(group.get("fused") for group in state.optimizer.param_groups):
-        return False
-    # The attribute that torch's own GradScaler sets; left there, it would stop a later update too.
-    state.optimizer.found_inf = (~metrics.isfinite().all()).float()  # pyright: ignore[reportAttributeAccessIssue]
-    state.optimizer.step()
-    del state.optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue]
+    if state.scaler.is_enabled():
+        return None
+    if all(group.get("fused") for group in state.optimizer.param_groups):
+        # The attribute that torch's own GradScaler sets; left there, it would stop a later update too.
+        state.optimizer.found_inf = (~metrics.isfinite().all()).float()  # pyright: ignore[reportAttributeAccessIssue]
+        state.optimizer.step()
+        del state.optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue]
+        undo = _nothing
+    elif metrics.is_cuda and state.optimizer.state:  # before the first update there is no state to put back
+        undo = remember_update(state.optimizer)
+        state.optimizer.step()
+    else:
+        return None
     state.optimizer.zero_grad(set_to_none=True)
-    return True
+    return undo
+
+
+def _nothing() -> None:
+    pass
 
 
 def split_microbatches(batch: Batch, size: int) -> list[Batch]:

@@ -62,19 +62,19 @@ def make_optimizer(model: Model | Pretext, rule: OptimRule) -> Optimizer:
 
 
 def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
-    """Per parameter: what the optimiser remembers, and what an update holds for a moment."""
+    """Per parameter: what the optimiser remembers, and what an update holds for a moment, on a GPU with what may undo it."""
     narrow = rule.momentum_dtype == "bfloat16"
     match rule.name:
         case "adamw":
             return 8, 4
         case "adam-paper":
-            return (6, 12) if narrow else (8, 8)
+            return (6, 12 + 10) if narrow else (8, 8 + 12)
         case "sgd":
-            return 4, 0
+            return 4, 8
         case "sgd-paper":
-            return (2, 4) if narrow else (4, 0)
+            return (2, 4 + 6) if narrow else (4, 8)
         case "muon":
-            return 4, 12  # of matrices, which nearly all parameters are: the update, and its powers in bfloat16
+            return 4, 12 + 8  # of matrices, which nearly all parameters are: the update, and its powers in bfloat16
         case _:
             assert_never(rule.name)
 
@@ -257,6 +257,28 @@ def orthogonal(matrices_MRC: Tensor) -> Tensor:
         square_MRR = x_MRC @ x_MRC.mT
         x_MRC = torch.baddbmm(x_MRC, torch.baddbmm(square_MRR, square_MRR, square_MRR, beta=b, alpha=c), x_MRC, beta=a)
     return (x_MRC.mT if tall else x_MRC).to(matrices_MRC.dtype)
+
+
+def remember_update(optimizer: Optimizer) -> Callable[[], None]:
+    """Copy all that an update changes, weights and state; what is returned puts it back, bit for bit.
+
+    Not before the first update: an optimiser has no state until then.
+    """
+    changed = [
+        [to_local(value) for value in (parameter.detach(), *optimizer.state.get(parameter, {}).values())]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    # Counts of steps lie on the CPU. Many at once go by one kernel, where all are on one device.
+    parts = [[value for values in changed for value in values if value.is_cuda == on_gpu] for on_gpu in (True, False)]
+    copies = [torch._foreach_mul(part, 1) if part else [] for part in parts]
+
+    def undo() -> None:
+        for part, copied in zip(parts, copies, strict=True):
+            if part:
+                torch._foreach_copy_(part, copied)
+
+    return undo
 
 
 # --- state as named tensors -------------------------------------------------------------------------------------------

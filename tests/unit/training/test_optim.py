@@ -23,6 +23,7 @@ from vitlab.training.optim import (
     make_optimizer,
     optimizer_state,
     orthogonal,
+    remember_update,
 )
 
 VIT = ViTSpec(
@@ -318,6 +319,27 @@ def test_run_resumes_bit_for_bit_from_stored_state(rule: OptimRule, stop: int) -
     assert all(torch.equal(found[key], stored[key]) and found[key] is not stored[key] for key in stored)
     advance(second, resumed, range(stop, 6))
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in second.state_dict().items())
+
+
+@each_rule
+def test_an_update_is_taken_back_bit_for_bit(rule: OptimRule) -> None:
+    model = build(VIT, seed=0)
+    optimizer = make_optimizer(model, rule)
+    advance(model, optimizer, range(2))
+    with torch.no_grad():
+        model.get_parameter("head.bias")[0] = -0.0
+
+    def all_values() -> dict[str, bytes]:
+        values = {**model.state_dict(), **optimizer_state(optimizer, model)}
+        return {name: value.clone().view(torch.uint8).numpy().tobytes() for name, value in values.items() if value.ndim}
+
+    before, undo = all_values(), remember_update(optimizer)
+    steps = [state["step"].item() for state in optimizer.state.values() if "step" in state]
+    advance(model, optimizer, range(2, 3))
+    assert all_values() != before
+    undo()
+    assert all_values() == before
+    assert [state["step"].item() for state in optimizer.state.values() if "step" in state] == steps
 
 
 @each_rule
