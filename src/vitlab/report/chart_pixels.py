@@ -1,4 +1,4 @@
-"""Charts as pixels, for whoever cannot use SVG: what a chart's own file holds, painted with Pillow.
+"""Charts as pixels, for whoever cannot use SVG: what a chart's drawing holds, painted with Pillow.
 
 Not a renderer of SVG: it knows the few elements and classes that `charts` writes, and no others.
 """
@@ -14,7 +14,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageOps
 
 from vitlab.inspection.canvas import font_of, spelled
 from vitlab.report.charts import Chart
-from vitlab.report.svg import FILE_COLOURS, Point
+from vitlab.report.svg import FILE_SIZE, LIGHT, Point
 
 _FINER = 3  # times the pixels, of which the mean is taken: smooth lines
 _LETTERS_PX, _MARGIN_PX = 12, 8
@@ -34,17 +34,16 @@ _LINES = {
     "line": _Line(2),
     "dashed": _Line(2, dash=(6, 4)),
     "faint": _Line(1, opacity=0.3),
-    "guide": _Line(1.2, "#7b8794", dash=(2, 4)),
-    "grid": _Line(1, "#e4e7eb"),
-    "axis": _Line(1, "#9aa5b1"),
+    "guide": _Line(1.2, LIGHT["soft"], dash=(2, 4)),
+    "grid": _Line(1, LIGHT["line"]),
+    "axis": _Line(1, LIGHT["soft"]),
 }
 _FILLS = {"bars": 0.45, "points": 0.6}  # opacity
-_INK, _SOFT = "#1f2933", "#52606d"
 
 
 def chart_pixels(chart: Chart, zoom: float = 2.0) -> Image.Image:
     """The chart on white; `zoom` is how many pixels stand for one of a screen."""
-    root = ElementTree.fromstring(chart.file())
+    root = ElementTree.fromstring(chart.draw(*FILE_SIZE))
     size = [round(float(root.get(side, "0")) * zoom) * _FINER for side in ("width", "height")]
     image = Image.new("RGB", (size[0], size[1]), "white")
     draw = ImageDraw.Draw(image, "RGBA")
@@ -69,14 +68,14 @@ def chart_pixels(chart: Chart, zoom: float = 2.0) -> Image.Image:
         if node.tag.endswith("text"):
             anchor = {"middle": "ms", "end": "rs"}.get(node.get("text-anchor", ""), "ls")
             at = float(node.get("x", "0")) * zoom, float(node.get("y", "0")) * zoom
-            colour = _SOFT if node.get("class") == "soft" else _INK
+            colour = LIGHT["soft" if node.get("class") == "soft" else "ink"]
             letters.text(at, spelled("".join(node.itertext())), colour, font_of(round(_LETTERS_PX * zoom)), anchor)
     return ImageOps.expand(image, round(_MARGIN_PX * zoom), "white")
 
 
 def _paint_path(draw: ImageDraw.ImageDraw, node: ElementTree.Element, classes: Sequence[str], fine: float) -> None:
     look = _LINES[classes[0]]
-    colour = look.colour or FILE_COLOURS[int(classes[1][1:])]
+    colour = look.colour or LIGHT[classes[1]]
     points = [(x * fine, y * fine) for x, y in _points(node.get("d", ""))]
     pieces = _dashes(points, (look.dash[0] * fine, look.dash[1] * fine)) if look.dash[0] else [points]
     for piece in pieces:
@@ -111,8 +110,8 @@ def _dashes(points: Sequence[Point], dash: Point) -> Iterator[list[Point]]:
 
 
 def _fill(classes: Sequence[str]) -> tuple[int, int, int, int]:
-    (number,) = (int(name[1:]) for name in classes if re.fullmatch(r"f\d", name))
-    return _with_alpha(FILE_COLOURS[number], next((_FILLS[name] for name in classes if name in _FILLS), 1.0))
+    (number,) = (name[1:] for name in classes if re.fullmatch(r"f\d", name))
+    return _with_alpha(LIGHT[f"c{number}"], next((_FILLS[name] for name in classes if name in _FILLS), 1.0))
 
 
 def _with_alpha(colour: str, opacity: float) -> tuple[int, int, int, int]:

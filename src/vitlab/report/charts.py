@@ -93,14 +93,12 @@ def draw_matrix(
         drawn.append(svg.text(left - 6, middle + 4, row, anchor="end"))
         for x, text in enumerate(counts[y]):
             at, value = left + _CELL_PX * x, heat[y][x]
-            colour = "#15803d" if value < 0 else "#ea580c"
-            alpha = 0.15 if value < 0 else _DARKEST * value
+            kind = "inset" if not value else "good" if value < 0 else "bad"
+            alpha = 1 if not value else 0.15 if value < 0 else _DARKEST * value
             place = (
                 f'x="{svg.px(at)}" y="{svg.px(middle - _CELL_PX / 2)}" width="{_CELL_PX - 1}" height="{_CELL_PX - 1}"'
             )
-            drawn.append(
-                f'<rect {place} fill="{colour if value else "#f1f4f8"}" fill-opacity="{alpha if value else 1:.2f}"/>'
-            )
+            drawn.append(f'<rect class="{kind}" {place} fill-opacity="{alpha:.2f}"/>')
             drawn.append(svg.text(at + _CELL_PX / 2, middle + 4, text, anchor="middle") if text else "")
     for x, column in enumerate(columns):
         at = left + _CELL_PX * (x + 0.5) + 4

@@ -17,8 +17,8 @@ _APART_PX = 4  # the labels of two borders, at least
 _LABEL_PX, _GAP_PX, _NUMBER_PX = 400, 12, 250  # columns of a drawing of many, and between them
 _PAD_PX = 6  # above and below a row
 _FILE_STYLE = (
-    ".head text,.said text{font-weight:600}.zone{fill:#15803d;opacity:.14}.border{stroke:#15803d;stroke-width:1.5}"
-    ".mark{fill:#52606d;stroke:#52606d}.mark.yes{fill:#15803d;stroke:#15803d}.mark.no{fill:#c2410c;stroke:#c2410c}"
+    ".head text,.said text{font-weight:600}.zone{fill:$good;opacity:.16}.border{stroke:$good;stroke-width:1.5}"
+    ".mark{fill:$soft;stroke:$soft}.mark.yes{fill:$good;stroke:$good}.mark.no{fill:$bad;stroke:$bad}"
     ".mark .seed{stroke:none;opacity:.45}.mark .mean{stroke-width:3}.mark .whisker{fill:none;stroke-width:2}"
 )
 
@@ -133,4 +133,4 @@ def draw_forest(title: str, groups: Sequence[tuple[str, Sequence[ForestRow]]]) -
             parts.append(f'<path class="grid" d="M0 {y}h{width}"/>')
         y += 2 * _PAD_PX
     start = f'<svg viewBox="0 0 {width} {y}" width="{width}" height="{y}" role="img" aria-label="{svg.escaped(title)}"'
-    return svg.as_file(svg.on_paper(f"{start}>{''.join(parts)}</svg>"), _FILE_STYLE)
+    return svg.as_file(f"{start}>{''.join(parts)}</svg>", _FILE_STYLE)

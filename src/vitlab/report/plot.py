@@ -49,8 +49,8 @@ _ASIDE_PX = 8  # between series whose intervals overlap
 _NAMES_OWN = 0.8  # of a category: what many of them fill
 _CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
 _FILE_STYLE = (
-    ".solid{stroke:#fff;stroke-width:1.5}.hollow{fill:#fff;stroke-width:2}.whisker{fill:none;stroke-width:1.5}"
-    ".ink{stroke:#1f2933}"
+    ".solid{stroke:$paper;stroke-width:1.5}.hollow{fill:$paper;stroke-width:2}.whisker{fill:none;stroke-width:1.5}"
+    ".ink{stroke:$ink}"
 )
 
 _Key = tuple[float, float, str]  # x, y and the name of a point
@@ -184,7 +184,7 @@ class Plot:
     def file(self) -> bytes:
         """The plot as an SVG file, whose points have their names as titles."""
         size = svg.FILE_SIZE if self.wide else svg.HALF_FILE_SIZE
-        return svg.as_file(svg.on_paper(_draw(self, size, on_page=False)), _FILE_STYLE)
+        return svg.as_file(_draw(self, size, on_page=False), _FILE_STYLE)
 
     def place(self, x: float, y: float) -> Point:
         """Values as the axes count them."""

@@ -2,7 +2,7 @@
 
 Written by hand: small, the same bytes every time, and in the colours of the page around them. A drawing on a page has
 classes, and the page's style sheet gives them colours in light and in dark. As a file of its own it carries a style sheet
-with fixed colours, since few programs outside browsers know variables.
+with the same colours as numbers, since few programs outside browsers know variables; those that know no dark mode show light.
 """
 
 import dataclasses
@@ -17,8 +17,19 @@ Point = tuple[float, float]
 Tick = tuple[float, str]  # a value and its label
 
 COLOURS = 8  # in the style sheets; a ninth series has the first again
-# Of the style sheet in light; far apart also for colour-blind readers.
-FILE_COLOURS = ("#1438da", "#c42e0a", "#088677", "#7c2b90", "#e84abd", "#2f8ff5", "#a98d08", "#3a353e")
+# The variables of the page's style sheet; colours of series are far apart also for colour-blind readers.
+LIGHT = {
+    **{"ink": "#1b2430", "soft": "#52606d", "line": "#dfe5ec", "paper": "#fff", "inset": "#f1f4f8"},
+    **{"good": "#15803d", "bad": "#c2410c"},
+    **{"c0": "#1438da", "c1": "#c42e0a", "c2": "#088677", "c3": "#7c2b90"},
+    **{"c4": "#e84abd", "c5": "#2f8ff5", "c6": "#a98d08", "c7": "#3a353e"},
+}
+DARK = {
+    **{"ink": "#e6eaf0", "soft": "#a3afbd", "line": "#2c3541", "paper": "#171d26", "inset": "#212935"},
+    **{"good": "#4ade80", "bad": "#fb923c"},
+    **{"c0": "#1f74fb", "c1": "#de5320", "c2": "#45d78a", "c3": "#bfb1ff"},
+    **{"c4": "#e477b2", "c5": "#afe3dd", "c6": "#ecac12", "c7": "#847972"},
+}
 FILE_SIZE = (640, 360)  # of a drawing as a file, in pixels
 HALF_FILE_SIZE = (480, 340)  # of one that stands beside another: smaller, so that its letters are larger there
 LETTER_PX, LINE_PX = 6.7, 18  # of a letter: the mean width in a sans-serif font; and from line to line
@@ -37,15 +48,13 @@ _FLAT, _ROOM = 0.7, 0.07  # share of its greatest value that a curve keeps all a
 _SLANT_DEGREES = 35  # of long names under an axis: flat enough to read
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _FILE_STYLE = (
-    "text{font:12px sans-serif;fill:#1f2933}.soft{fill:#52606d}.grid{stroke:#e4e7eb}.axis{stroke:#9aa5b1}"
+    "text{font:12px sans-serif;fill:$ink}.soft{fill:$soft}.grid{stroke:$line}.axis{stroke:$soft}"
+    ".paper{fill:$paper}.inset{fill:$inset}.good{fill:$good}.bad{fill:$bad}"
     ".line,.dashed,.faint,.guide{fill:none;stroke-width:2;stroke-linejoin:round}.faint{stroke-width:1;opacity:.3}"
     ".dashed{stroke-dasharray:6 4}.bars{opacity:.45}.points{opacity:.6}"
     ".cursor{display:none}"
-    + "".join(
-        f".c{number}{{stroke:{colour}}}.f{number}{{fill:{colour};stroke:none}}"
-        for number, colour in enumerate(FILE_COLOURS)
-    )
-    + ".guide{stroke:#7b8794;stroke-width:1.2;stroke-dasharray:2 4}"
+    + "".join(f".c{number}{{stroke:$c{number}}}.f{number}{{fill:$c{number};stroke:none}}" for number in range(COLOURS))
+    + ".guide{stroke:$soft;stroke-width:1.2;stroke-dasharray:2 4}"
 )
 _SIZE = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)" width="[\d.]+" height="[\d.]+"')
 _MARGIN_PX = 10  # around a drawing on paper
@@ -215,23 +224,27 @@ def line_through(places: Sequence[Point]) -> str:
 
 
 def as_file(element: str, style: str = "") -> bytes:
-    """A drawing as a file of its own; `style` adds to the style sheet."""
+    """A drawing as a file of its own; `style` adds to the style sheet, and names colours as `$ink` and `$c0`.
+
+    Paper lies behind it and a margin around it, so that it is seen on pages of any colour, light or dark.
+    """
     tag, _, inside = element.removeprefix("<svg").partition(">")
-    start = f'<svg xmlns="http://www.w3.org/2000/svg"{tag}><style>{_FILE_STYLE}{style}</style>'
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{start}{inside}\n'.encode()
-
-
-def on_paper(element: str) -> str:
-    """A drawing with white behind its dark letters and around it, to be seen on pages of any colour."""
-    tag, _, inside = element.partition(">")
     margin = _MARGIN_PX
 
     def widened(size: re.Match[str]) -> str:
         width, height = (px(float(number) + 2 * margin) for number in size.groups())
         return f'viewBox="-{margin} -{margin} {width} {height}" width="{width}" height="{height}"'
 
-    tag = _SIZE.sub(widened, tag, count=1)
-    return f'{tag}><rect x="-{margin}" y="-{margin}" width="100%" height="100%" fill="#fff"/>{inside}'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg"{_SIZE.sub(widened, tag, count=1)}>'
+    paper = f'<rect class="paper" x="-{margin}" y="-{margin}" width="100%" height="100%"/>'
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{start}{_style_element(style)}{paper}{inside}\n'.encode()
+
+
+def _style_element(more: str) -> str:
+    rules = re.findall(r"[^}]+}", _FILE_STYLE + more)
+    light = string.Template("".join(rules)).substitute(LIGHT)
+    dark = string.Template("".join(rule for rule in rules if "$" in rule)).substitute(DARK)
+    return f"<style>{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
 
 
 def value_range(values: Sequence[float]) -> Point:

@@ -16,6 +16,7 @@ from vitlab.studies.study import Drawing, named_values
 from vitlab.studies.units import bounded, goodness, is_share, percent_unit, spoken
 
 _CURVE_POINTS = 100  # of a fit that is drawn
+_FAMILIES = (("ViT",), ("hybrid",), ("ResNet",))  # whichever of them a study has, each has one colour in all studies
 
 _Line = tuple[str, ...]  # its label, or those of all axes that are not along x
 
@@ -181,14 +182,15 @@ def _lines(outcome: Outcome, drawing: Drawing) -> dict[_Line, list[Condition]]:
 
 
 def _colours(outcome: Outcome, drawing: Drawing, lines: Iterable[_Line]) -> dict[_Line, int]:
-    """The colours of lines: the same at every scale, though not each has all of them.
+    """The colours of lines: the same at every scale, though not each has all of them, and of families in every study.
 
     Where all scales together have more lines than there are colours, the last of this one take those that it leaves free.
     """
     axes = [scale.axes.get(drawing.line, ()) for scale in outcome.study.scales.values()]
     scales: list[list[_Line]] = [[(line,) for value in axis for line in value.lines or (value.label,)] for axis in axes]
     scales.sort(key=lambda names: -len(set(names)))  # the order of the fullest is kept
-    every = list(dict.fromkeys([*itertools.chain(*scales), *lines]))
+    names = [*itertools.chain(*scales), *lines]
+    every = list(dict.fromkeys([*(_FAMILIES if set(_FAMILIES) & set(names) else ()), *names]))
     colours: dict[_Line, int] = {}
     for line in sorted(lines, key=every.index):
         colours[line] = _unlike(colours.values(), every.index(line))

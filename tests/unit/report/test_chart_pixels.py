@@ -7,7 +7,7 @@ import pytest
 
 from vitlab.report.chart_pixels import chart_pixels
 from vitlab.report.charts import Chart, Mark, Series
-from vitlab.report.svg import FILE_COLOURS
+from vitlab.report.svg import LIGHT
 
 
 def chart(*series: Series) -> Chart:
@@ -15,7 +15,7 @@ def chart(*series: Series) -> Chart:
 
 
 def rgb(number: int) -> list[int]:
-    return list(bytes.fromhex(FILE_COLOURS[number][1:]))
+    return list(bytes.fromhex(LIGHT[f"c{number}"][1:]))
 
 
 def near(drawn: np.ndarray, colour: list[int], tolerance: int = 40) -> np.ndarray:

@@ -6,7 +6,7 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from vitlab.report.svg import FILE_COLOURS
+from vitlab.report import svg
 
 STYLE = (resources.files("vitlab.report") / "style.css").read_text(encoding="utf-8")
 LIGHT, DARK = ([pair[k] for pair in re.findall(r"--c\d: light-dark\((#\w{6}), (#\w{6})\)", STYLE)] for k in range(2))
@@ -55,5 +55,16 @@ def test_colours_are_seen_on_the_page(colours: list[str], paper: str) -> None:
     assert (np.maximum(*both) / np.minimum(*both)).min() >= 3, "as WCAG asks of graphics"
 
 
-def test_files_have_the_colours_of_the_light_page() -> None:
-    assert tuple(LIGHT) == FILE_COLOURS and len(set(DARK)) == len(DARK) == len(LIGHT)
+@pytest.mark.parametrize(("palette", "which"), [(svg.LIGHT, 0), (svg.DARK, 1)], ids=["light", "dark"])
+def test_files_have_the_colours_of_the_page(palette: dict[str, str], which: int) -> None:
+    page = dict(re.findall(r"--(\w+): (light-dark\(.*?\))", STYLE))
+    assert palette == {name: re.findall(r"#\w+", page[name])[which] for name in palette}
+    assert len(set(palette.values())) == len(palette)
+    assert sum(re.fullmatch(r"c\d", name) is not None for name in palette) == svg.COLOURS
+
+
+def test_a_file_is_dark_where_its_reader_is() -> None:
+    light, dark = svg.as_file('<svg width="1" height="1"/>').decode().split("@media(prefers-color-scheme:dark)")
+    for rules, palette, other in ((light, svg.LIGHT, svg.DARK), (dark, svg.DARK, svg.LIGHT)):
+        assert all(palette[name] in rules for name in ("ink", "paper", "line", *(f"c{k}" for k in range(svg.COLOURS))))
+        assert not set(re.findall(r"#\w+", rules)) & set(other.values())
