@@ -76,7 +76,10 @@ def measured(run: StudyRun, level: float) -> dict[str, float]:
             heads = ("nearest_head", "farthest_head", "local_heads", "global_heads")
             names = [*(f"distance_{place}" for place in places), *(f"low_layers_{head}" for head in heads)]
             names += [head_key("distance", layer, head) for layer in range(2) for head in range(3)]
-            return {**shape, **dict.fromkeys([*names, "row_column_excess", "filter_low_frequency"], level)}
+            return {
+                **shape,
+                **dict.fromkeys([*names, "row_column_excess", "position_nearness", "filter_low_frequency"], level),
+            }
         case "speed":
             speed = {"images_per_second": 1000 * level, "milliseconds_per_image": 1 / level}
             return {**shape, **speed, "image_size": 64.0, "largest_batch": 64.0}

@@ -13,7 +13,8 @@ _STRIP_PX, _FLOOR_PX = (320, 46), 27  # size of a strip; from its top to its axi
 _WHISKER_PX, _SEEDS_PX, _DOT_PX = 10, 20, 3.2  # from its top to the interval, and to the seeds below; their radius
 _MARGIN = 0.1  # of the axis, between its ends and what is drawn
 _CAP_PX = 5  # from the middle of a whisker to the end of its cap
-_APART_PX = 4  # the labels of two borders, at least
+_APART_PX = 4  # two labels, at least
+_TICKS = 5  # round numbers along the axis, at most about as many
 _LABEL_PX, _GAP_PX, _NUMBER_PX = 400, 12, 250  # columns of a drawing of many, and between them
 _PAD_PX = 6  # above and below a row
 _FILE_STYLE = (
@@ -47,7 +48,7 @@ class Strip:
 
     def parts(self) -> str:
         """What is drawn, with the strip's corner at the origin."""
-        width, middle, at = _STRIP_PX[0], _WHISKER_PX, self._places()
+        width, middle, (at, ticks) = _STRIP_PX[0], _WHISKER_PX, self._axis()
         left, right = (0 if self.low is None else at(self.low)), (width if self.high is None else at(self.high))
         parts = [
             f'<rect class="zone" x="{svg.px(left)}" y="1" width="{svg.px(right - left)}" height="{_FLOOR_PX - 1}"/>'
@@ -56,6 +57,17 @@ class Strip:
         for border, (x, anchor) in zip(self._borders(), self._labels(at), strict=True):
             parts.append(f'<path class="border" d="M{svg.px(at(border))} 1V{_FLOOR_PX + 3}"/>')
             parts.append(svg.text(x, _FLOOR_PX + 14, self._written(border), anchor=anchor, soft=True))
+        taken = [
+            _span(x, self._written(border), anchor)
+            for border, (x, anchor) in zip(self._borders(), self._labels(at), strict=True)
+        ]
+        for tick in ticks:
+            x, label = at(tick), svg.tick_text(tick)
+            parts.append(f'<path class="axis" d="M{svg.px(x)} {_FLOOR_PX}v3"/>')
+            left, right = _span(x, label, "middle")
+            if left >= 0 and right <= width and all(right + _APART_PX < a or b + _APART_PX < left for a, b in taken):
+                taken.append((left, right))
+                parts.append(svg.text(x, _FLOOR_PX + 14, label, anchor="middle", soft=True))
         marks = [f'<circle class="seed" cx="{svg.px(at(one))}" cy="{_SEEDS_PX}" r="{_DOT_PX}"/>' for one in self.seeds]
         if self.interval is not None:
             low, high = (svg.px(at(end)) for end in self.interval)
@@ -66,7 +78,8 @@ class Strip:
         return f'{"".join(parts)}<g class="mark{kind}">{"".join(marks)}<path class="mean" d="{tick}"/></g>'
 
     def _written(self, border: float) -> str:
-        return f"{border:g}{self.unit}" if border else "0"
+        unit = self.unit.removesuffix("s") if abs(border) == 1 and self.unit.endswith("points") else self.unit
+        return f"{border:g}{unit}" if border else "0"
 
     def _borders(self) -> list[float]:
         return [border for border in (self.low, self.high) if border is not None]
@@ -87,13 +100,25 @@ class Strip:
     def _shown(self) -> list[float]:
         return [self.mean, *self.seeds, *(self.interval or ()), *self._borders()]
 
-    def _places(self) -> Callable[[float], float]:
-        """Where a number lies: all that is drawn has its place on the strip."""
+    def _axis(self) -> tuple[Callable[[float], float], list[float]]:
+        """Where a number lies, so that all that is drawn has its place on the strip; and round numbers along it."""
         shown = [value for one in (self, *self.beside) for value in one._shown()]
-        place = math.log if self.log and min(shown) > 0 else float
+        by_logarithm = self.log and min(shown) > 0
+        place = math.log if by_logarithm else float
         low, high = svg.value_range([place(one) for one in shown])
         room = _MARGIN * (high - low)
-        return lambda value: _STRIP_PX[0] * (place(value) - low + room) / (high - low + 2 * room)
+        low, high = low - room, high + room
+        ticks = (
+            svg.log_ticks(math.exp(low), math.exp(high), _TICKS) if by_logarithm else svg.round_ticks(low, high, _TICKS)
+        )
+        return lambda value: _STRIP_PX[0] * (place(value) - low) / (high - low), ticks
+
+
+def _span(x: float, label: str, anchor: str) -> tuple[float, float]:
+    """From where to where a label goes."""
+    wide = svg.text_px(label)
+    left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * wide
+    return left, left + wide
 
 
 @dataclasses.dataclass(frozen=True)

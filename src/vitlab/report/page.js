@@ -156,11 +156,12 @@ for (const plot of document.querySelectorAll(".plot")) {
     const point = nearest(event) ?? plot.querySelector(".point:focus-visible");
     if (point) show(point); else hide();
   };
+  // Not on the drawings: Chromium lets Tab stop at an SVG element that listens for the focus.
+  plot.addEventListener("focusin", (event) => { if (event.target.matches(".point:focus-visible")) show(event.target); });
+  plot.addEventListener("focusout", (event) => { if (!kept && event.target.matches(".point")) hide(); });
   for (const drawing of drawings) {
     drawing.addEventListener("pointermove", hover);
     drawing.addEventListener("pointerleave", hover);
-    drawing.addEventListener("focusin", (event) => { if (event.target.matches(".point:focus-visible")) show(event.target); });
-    drawing.addEventListener("focusout", () => { if (!kept) hide(); });
     drawing.addEventListener("keydown", (event) => {
       const point = event.target.closest(".point");
       if (!point) return;

@@ -41,11 +41,17 @@ _MARGIN = 0.04  # of the axis, between its ends and the outermost points, so tha
 _MOST_LOG_TICKS = 12  # four decades of 1, 2 and 5
 _FEW_PLACES, _LONGEST_NUMBER = 6, 7  # where the axis has ticks where the points are: how many places, how many letters
 _Y_TICKS, _Y_LOG_TICKS = 6, 9  # fewer where steps are even: one reads between them
+_MOST_SPOKEN = 8  # values of a series that a summary lists
 _MOST_LINES = 5  # of a name under the axis; more would be higher than a slanted one
 _BETWEEN_PX = 2  # names in lines, at least: most letters are narrower than is reckoned with
 _LONGEST_NAME_PX = 135  # of a category that is slanted under the axis; the card has the whole name
 _BESIDE = 0.12  # of a category: how far apart the points of several series stand there
-_ASIDE_PX = 8  # between series whose intervals overlap
+_ASIDE_PX = 8  # between series whose intervals overlap, or whose points would hide each other
+_MARKER_PX = 10  # high
+_NEAR, _FAN = (
+    0.04,
+    0.05,
+)  # of the upright axis: points of a series that hide each other at a name; and of a name, how far they part
 _NAMES_OWN = 0.8  # of a category: what many of them fill
 _CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
 _FILE_STYLE = (
@@ -142,6 +148,7 @@ class Plot:
     percent: bool = False  # y values are shares, shown in per cent
     percent_unit: str = "%"  # "points" for differences of shares, whose ticks are bare numbers
     categories: Sequence[str] = ()  # x is 0, 1, 2, ...: names instead of numbers on the axis
+    from_zero: bool = False  # the upright axis, even where all points lie far above
     wide: bool = False
 
     @property
@@ -206,9 +213,12 @@ class Plot:
         return self.categories[k] if 0 <= k < len(self.categories) else svg.tick_text(x)
 
     def _summary(self, one: PlotSeries) -> str:
-        (first, *_), last = one.points, one.points[-1]
-        ends = [f"{self.value(point)} at {self._x_text(point.x)}" for point in (first, last)]
-        return f"{one.label} is {ends[0]}" if len(one.points) == 1 else f"{one.label} goes from {ends[0]} to {ends[1]}"
+        lists = bool(self.categories) and len(one.points) <= _MOST_SPOKEN  # names have no order to go along
+        points = one.points if lists or len(one.points) == 1 else (one.points[0], one.points[-1])
+        values = [f"{self.value(point)} at {self._x_text(point.x)}" for point in points]
+        if lists or len(values) == 1:
+            return f"{one.label} is {', '.join(values)}"
+        return f"{one.label} goes from {values[0]} to {values[1]}"
 
     def _card(self, one: PlotSeries, point: PlotPoint, shared: Mapping[_Key, list[str]]) -> PlotCard:
         curve, note = _small_curve(point.curve, one.css)
@@ -228,16 +238,32 @@ class Plot:
 
 def _spread(series: Sequence[PlotSeries]) -> list[PlotSeries]:
     """Series over categories with their points beside each other: around the middle of each, those that have any there."""
+    ends = [end for one in series for point in one.points for end in (point.y, *(point.ends or ()))]
+    near = _NEAR * (max(ends, default=0.0) - min(ends, default=0.0))
     at: dict[float, list[int]] = {}
     for number, one in enumerate(series):
         for x in {point.x for point in one.points}:
             at.setdefault(x, []).append(number)
     return [
         dataclasses.replace(
-            one, points=[dataclasses.replace(point, x=point.x + _shift(at[point.x], number)) for point in one.points]
+            one,
+            points=[
+                dataclasses.replace(point, x=point.x + _shift(at[point.x], number) + aside)
+                for point, aside in zip(one.points, _fanned(one.points, near), strict=True)
+            ],
         )
         for number, one in enumerate(series)
     ]
+
+
+def _fanned(points: Sequence[PlotPoint], near: float) -> list[float]:
+    """How far each point of a series stands aside of the next one at the same name, which it would hide otherwise."""
+    asides, before = [0.0] * len(points), None
+    for k in sorted(range(len(points)), key=lambda k: (points[k].x, points[k].y)):
+        if before is not None and points[before].x == points[k].x and points[k].y - points[before].y < near:
+            asides[k] = -_FAN if asides[before] > 0 else _FAN
+        before = k
+    return asides
 
 
 def _shift(there: Sequence[int], number: int) -> float:
@@ -275,7 +301,9 @@ def _draw(plot: Plot, size: tuple[int, int], on_page: bool) -> str:
     frame = svg.frame_within(size, legend_px, y_ticks, ranges, svg.BELOW_PX + more_px)
     ticks = _x_ticks(plot, frame, names, width, slanted), y_ticks
     axes = svg.draw_axes(frame, size, legend_px, ticks, (plot.x_label, plot.y_label), slanted)
-    asides = [0.0] * len(shown) if shared else _asides(shown)  # what several lines share stands at one place
+    asides = (
+        [0.0] * len(shown) if shared else _asides(plot, shown, frame)
+    )  # what several lines share stands at one place
     placed = [(one, dataclasses.replace(frame, left=frame.left + px)) for one, px in zip(shown, asides, strict=True)]
     behind = [part for one, at in placed for part in (_line(plot, one, at), *_whiskers(plot, one, at, shared))]
     numbers = itertools.count()  # of the cards
@@ -285,14 +313,23 @@ def _draw(plot: Plot, size: tuple[int, int], on_page: bool) -> str:
     return f'{start} role="{role}"><g{hidden}>{legend}{axes}{"".join(behind)}</g>{"".join(points)}</svg>'
 
 
-def _asides(shown: Sequence[PlotSeries]) -> list[float]:
-    """How many pixels each series stands aside, so that intervals that overlap at one x are seen beside each other."""
+def _asides(plot: Plot, shown: Sequence[PlotSeries], frame: Frame) -> list[float]:
+    """How many pixels each series stands aside, so that what overlaps at one x is seen beside each other."""
+
+    def collide(a: PlotPoint, b: PlotPoint) -> bool:
+        if a.x != b.x:
+            return False
+        if a.ends and b.ends and a.ends[0] <= b.ends[1] and b.ends[0] <= a.ends[1]:
+            return True
+        (_, a_px), (_, b_px) = (frame.at(plot.place(point.x, point.y)) for point in (a, b))
+        return abs(a_px - b_px) < _MARKER_PX
+
     crowded = sorted(
         {
             number
             for (i, one), (j, other) in itertools.combinations(enumerate(shown), 2)
             for a, b in itertools.product(one.points, other.points)
-            if a.x == b.x and a.ends and b.ends and a.ends[0] <= b.ends[1] and b.ends[0] <= a.ends[1]
+            if one.has_runs and other.has_runs and collide(a, b)
             for number in (i, j)
         }
     )
@@ -311,7 +348,7 @@ def _y_range(plot: Plot, shown: Sequence[PlotSeries]) -> Point:
     ends = [end for point in points for end in (point.y, *(point.ends or ()))]
     if plot.log_y:
         return _with_margin([math.log10(end) for end in ends if end > 0])
-    return svg.range_from_zero(ends)
+    return svg.range_from_zero([*ends, 0.0] if plot.from_zero else ends)
 
 
 def _with_margin(values: Sequence[float]) -> Point:

@@ -166,13 +166,15 @@ def draw_legend(
     if len(entries) < 2 and not alone:
         return "", 0
     parts, x, line, swatch_px = list[str](), 0.0, 0, line_px + _SWATCH_GAP_PX
-    for whole_name, draw_swatch in entries:
-        name = shortened(whole_name, width - swatch_px)
-        takes = swatch_px + text_px(name)
+    for name, draw_swatch in entries:
+        lines = wrapped(name, width - swatch_px)
+        takes = swatch_px + max(map(text_px, lines))
         if x and x + takes > width:
             x, line = 0.0, line + 1
-        y = LINE_PX * line + 9
-        parts += [draw_swatch(x, y), text(x + swatch_px, y + 4, name)]
+        parts.append(draw_swatch(x, LINE_PX * line + 9))
+        for number, words in enumerate(lines):
+            parts.append(text(x + swatch_px, LINE_PX * (line + number) + 13, words))
+        line += len(lines) - 1
         x += takes + _LEGEND_GAP_PX
     return "".join(parts), LINE_PX * (line + 1) + 4
 

@@ -16,6 +16,7 @@ from vitlab.studies.outcome import (
     FAILS,
     HOLDS,
     LEAST_SEEDS,
+    NOT_YET,
     ClaimOutcome,
     Outcome,
     count_verdicts,
@@ -24,6 +25,7 @@ from vitlab.studies.outcome import (
 from vitlab.studies.study import SCALES
 from vitlab.studies.study_file import list_study_names, read_study
 from vitlab.studies.study_report import HOW_DRAWN, HOW_JUDGED, markdown_table, notes_of, strips_of, verdict_row
+from vitlab.studies.units import spoken
 
 CLAIMS = "claims"
 
@@ -87,7 +89,7 @@ class ClaimsReport:
 
     def post_hoc(self) -> str:
         """How many were tested by what had been seen: these are explored, not confirmed."""
-        marked = [row for row in self.rows if row.found.claim.post_hoc]
+        marked = [row for row in self.rows if row.found.claim.post_hoc and row.verdict != NOT_YET]
         holding = sum(row.verdict == HOLDS for row in self.rows)
         among = sum(row.verdict == HOLDS for row in marked)
         return (
@@ -189,10 +191,7 @@ class ClaimsReport:
                     ForestRow(
                         row.found.claim.says,
                         row.found.verdict_in_words,
-                        [
-                            (test.number or test.what, strip)
-                            for test, strip in zip(row.found.tests, strips_of(row.found), strict=True)
-                        ],
+                        list(zip(_numbers_of(row.found), strips_of(row.found), strict=True)),
                     )
                     for row in rows
                 ],
@@ -241,6 +240,16 @@ def report_claims(
         else:
             fsio.write_new_file(out, report.page())
     return report
+
+
+def _numbers_of(found: ClaimOutcome) -> list[str]:
+    """What each test came to; of several, with what it is about, but for what they have in common at its beginning."""
+    if len({test.what for test in found.tests}) == 1:
+        return [found.tests[0].number or found.tests[0].what for _ in found.tests]
+    measures = {spoken(test.test.measure) for test in found.tests}
+    (common, *others) = measures
+    names = [test.what if others else test.what.removeprefix(f"{common}, ") for test in found.tests]
+    return [f"{name}: {test.number}" if test.number else name for name, test in zip(names, found.tests, strict=True)]
 
 
 def _record_link(key: str, folder: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vitlab.evaluation.fits import Estimate, estimate
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell, Combination
+from vitlab.studies.inspected import heads_measure
 from vitlab.studies.study import BEST, ENDS, Scale, Selection, named_values
 from vitlab.studies.units import goodness
 
@@ -35,7 +36,8 @@ def number_of(record: CellRecord, measure: str) -> float | None:
     """A number of one run, measured or made of what was."""
     if measure == "macs_per_second" and "images_per_second" in record.numbers:
         return record.numbers["macs"] * record.numbers["images_per_second"]
-    return record.numbers.get(measure)
+    made = heads_measure(record.numbers, measure)
+    return record.numbers.get(measure) if made is None else made
 
 
 def _seconds(record: CellRecord) -> float:

@@ -21,6 +21,7 @@ def numbers_of(arrays: Mapping[str, Array], uniform_px: float | None) -> dict[st
         found |= _distances(arrays["attention_distance"] / uniform_px)
     if "position_similarity" in arrays:
         found["row_column_excess"] = row_column_excess(arrays["position_similarity"])
+        found["position_nearness"] = position_nearness(arrays["position_similarity"])
     if "filters" in arrays:
         found["filter_low_frequency"] = low_frequency_share(arrays["filters"], arrays["filters_explained"])
     return found
@@ -56,6 +57,30 @@ def read_heads(numbers: Mapping[str, float], measure: str) -> dict[int, list[flo
         if match := named.fullmatch(key):
             found.setdefault(int(match[1]), []).append(value)
     return {layer: sorted(values) for layer, values in sorted(found.items())}
+
+
+def heads_measure(numbers: Mapping[str, float], measure: str) -> float | None:
+    """A measure that is made of the numbers of heads and layers; None where they are not there, or it is none of these."""
+    match measure:
+        case "distance_growth" if "distance_last_layer" in numbers:
+            return numbers["distance_last_layer"] - numbers["distance_first_layer"]
+        case "second_half_wide_heads" if heads := read_heads(numbers, "distance"):
+            shares = [share for layer, layer_heads in heads.items() if layer > len(heads) / 2 for share in layer_heads]
+            return sum(share > _HIGH for share in shares) / len(shares)
+        case _:
+            return None
+
+
+def position_nearness(similarity_YXYX: Array) -> float:
+    """How the cosine of two positions goes with how near they are on the grid: their correlation, over all pairs."""
+    grid = similarity_YXYX.shape[:2]
+    rows, cols = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+    one, other = np.triu_indices(len(rows), 1)
+    distance_P = np.hypot(rows[one] - rows[other], cols[one] - cols[other])
+    cosine_P = similarity_YXYX.reshape(len(rows), len(rows))[one, other]
+    if len(set(distance_P)) < 2 or len(set(cosine_P)) < 2:  # nothing to go along with
+        return 0.0
+    return float(-np.corrcoef(distance_P, cosine_P)[0, 1])
 
 
 def row_column_excess(similarity_YXYX: Array) -> float:

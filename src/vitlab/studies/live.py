@@ -15,7 +15,7 @@ from vitlab.studies.grid import Cell, list_cells
 from vitlab.studies.study import Scale, Study
 from vitlab.studies.units import is_share, percent_unit
 
-_MOST_ROWS = 40  # a table longer than a screen cannot be redrawn in place
+_MORE_LINES, _BELOW = 2, 3  # a study's title and header; an empty line, the progress, and the cursor
 
 
 class LiveTable:
@@ -26,8 +26,9 @@ class LiveTable:
         self._cells = [(study, scale, list_cells(scale)) for study, scale in studies]
         self._out = rich.console.Console(stderr=True, quiet=console.quiet, highlight=False)
         self._live: rich.live.Live | None = None
-        rows = sum(len({cell.name for cell in cells}) for _, _, cells in self._cells)
-        self._drawn = self._out.is_terminal and not console.quiet and rows <= _MOST_ROWS
+        lines = sum(_MORE_LINES + len({cell.name for cell in cells}) for _, _, cells in self._cells) + _BELOW
+        # What is higher than the screen cannot be redrawn in place: then lines go by, as they do in a file.
+        self._drawn = self._out.is_terminal and not console.quiet and lines <= self._out.height
 
     def __enter__(self) -> "LiveTable":
         if self._drawn:

@@ -119,6 +119,8 @@ def find_outcome(study: Study, scale: Scale, records: Mapping[str, CellRecord]) 
 
 def _judge(claim: Claim, scale: Scale, conditions: Sequence[Condition]) -> ClaimOutcome:
     tests = tuple(_test(test, scale, conditions) for test in claim.tests if scale.name in test.scales)
+    if scale.name not in claim.post_hoc_scales:
+        claim = dataclasses.replace(claim, post_hoc="")
     verdicts = {test.verdict for test in tests}
     result: ClaimVerdict = NOT_YET if all(test.what == NOT_YET for test in tests) else UNKNOWN
     if FAILS in verdicts:

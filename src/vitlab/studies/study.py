@@ -121,6 +121,7 @@ class Claim:
     tests: tuple[Test, ...]
     note: str = ""  # how the scale differs from the paper's
     post_hoc: str = ""  # what of its tests, their bounds or their seeds was set or changed after results had been seen
+    post_hoc_scales: tuple[ScaleName, ...] = SCALES  # of which these results were
 
     def is_tested_at(self, scale: str) -> bool:
         return any(scale in test.scales for test in self.tests)

@@ -6,6 +6,7 @@ Everything that could not be run, measured or judged later is refused here, befo
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -162,6 +163,9 @@ def _scale(name: ScaleName, table: _ScaleTable, measure: str) -> Scale:
         require(
             not special, f"scales.{name}.axes.{axis}: {', '.join((*ENDS, BEST))} are no labels: tests mean more by them"
         )
+        places = Counter(value.x for value in values if value.x is not None)
+        alike = [value.label for value in values if value.x is not None and places[value.x] > 1]
+        require(not alike, f"scales.{name}.axes.{axis}: {' and '.join(alike)} have the same x")
         require(axis not in NO_AXES, f"scales.{name}.axes.{axis}: {', '.join(NO_AXES)} have a meaning of their own")
     skip = tuple({axis: str(label) for axis, label in one.items()} for one in table.skip)
     scale = Scale(name, table.about, table.seeds, table.stages, axes, skip, table.measure or measure, table.minutes)

@@ -42,8 +42,14 @@ class LineFit:
     @property
     def sentence(self) -> str:
         """`ViT: error ∝ x^-0.31 (-0.35 to -0.27 by the fit)`."""
-        found = f"{self.of} ∝ {self.power}" if self.has_trend else f"no trend of the {self.of}, {self.power}"
-        return f"{self.line}: {found}"
+        return f"{self.line}: {self.found}"
+
+    @property
+    def found(self) -> str:
+        """What it says, or that it says nothing: no slope is in the interval, which few points leave wide."""
+        return (
+            f"{self.of} ∝ {self.power}" if self.has_trend else f"power law of the {self.of} inconclusive, {self.power}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +91,7 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
     about = shared or ("" if drawing.title else outcome.scale.about)
     plot = Plot(
         title=drawing.title or f"Measured here: {outcome.study.paper}",
-        caption=f"Each point is the mean over the seeds with its 95 % interval; point at one for its runs. {about}".strip(),
+        caption=f"{_what_points_are(outcome)} {about}".strip(),
         series=series,
         x_label=drawing.x_label or drawing.x,
         y_label=drawing.y_label or spoken(measure),
@@ -97,6 +103,12 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
         wide=True,
     )
     return Drawn(drawing, measure, plot, tuple(fit for fit in fits if fit), tuple(point.name for point in front))
+
+
+def _what_points_are(outcome: Outcome) -> str:
+    if len(outcome.scale.seeds) == 1:
+        return "Each point is one run."
+    return "Each point is the mean over the seeds with its 95 % interval."
 
 
 def _measured(outcome: Outcome, drawing: Drawing, measure: str, command: str) -> list[PlotSeries]:
@@ -136,6 +148,7 @@ def _plot_heads(outcome: Outcome, drawing: Drawing, measure: str) -> Plot:
         x_label=drawing.x_label or drawing.x,
         y_label=drawing.y_label or spoken(measure),
         categories=[str(layer) for layer in range(1, layers + 1)],
+        from_zero=True,
         wide=True,
     )
 
@@ -260,11 +273,11 @@ def _fit(line: PlotSeries, measure: str) -> LineFit | None:
 
 
 def _with_fit(line: PlotSeries, fit: LineFit | None, measure: str) -> list[PlotSeries]:
-    """A line and its power law. One without a trend is noted alone: drawn, it would look as if it held."""
+    """A line and its power law. One that says nothing is noted alone: drawn, it would look as if it held."""
     if fit is None:
         return [line]
     if not fit.has_trend:
-        return [dataclasses.replace(line, note=f"no trend, {fit.power}")]
+        return [dataclasses.replace(line, note=fit.found)]
     return [line, _fitted(fit, line, share=is_share(measure))]
 
 

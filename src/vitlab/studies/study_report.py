@@ -219,7 +219,8 @@ def verdict_row(one: ClaimOutcome, command: str = "", also: Sequence[str] = ()) 
     claim = one.claim
     sentences = (test.sentence for test in one.tests)
     measured = [*zip(sentences, strips_of(one), strict=True), *((line, None) for line in also)]
-    return Verdict(claim.says, one.verdict, measured, good, claim.where, claim.note, claim.post_hoc, command)
+    post_hoc = "" if one.verdict == NOT_YET else claim.post_hoc
+    return Verdict(claim.says, one.verdict, measured, good, claim.where, claim.note, post_hoc, command)
 
 
 def strips_of(one: ClaimOutcome) -> list[Strip | None]:
@@ -274,7 +275,8 @@ def _conditions_table(outcome: Outcome) -> Table:
     header = (*outcome.scale.axes, *map(spoken, measures), *(["FLOPs of training"] if trained else []))
     repeated = "measurement" if any(map(is_timed, measures)) else "seed"
     over = f"the {repeated}s" if count is None else amount(count, repeated)
-    return Table("Every condition", f"Mean and 95 % interval over {over}.", header, rows)
+    caption = f"One {repeated} of each." if count == 1 else f"Mean and 95 % interval over {over}."
+    return Table("Every condition", caption, header, rows)
 
 
 def _measures(outcome: Outcome) -> list[str]:
@@ -292,9 +294,11 @@ def _measures(outcome: Outcome) -> list[str]:
 def to_markdown(outcome: Outcome, command: str, prefix: str) -> str:
     """The same as Markdown, for docs and for reading without a browser; `prefix` begins the names of its pictures."""
     study, scale = outcome.study, outcome.scale
-    texts = (f"# {study.title} ({scale.name})", study.question, scale.about)
-    parts = [line for text in texts for line in (in_cell(text), "")]
-    parts += _pictures(build_page(outcome, command), prefix)
+    pictures = _pictures(build_page(outcome, command), prefix)
+    about = "" if any(scale.about in line for line in pictures) else scale.about
+    texts = (f"# {study.title} ({scale.name})", study.question, about)
+    parts = [line for text in filter(None, texts) for line in (in_cell(text), "")]
+    parts += pictures
     if outcome.claims:
         rows = [
             (
@@ -322,20 +326,27 @@ def plot_files(outcome: Outcome, command: str, prefix: str) -> dict[str, bytes]:
 
 def _pictures(report: Report, prefix: str) -> list[str]:
     """Every plot in a row of its own, but those that share one on the page: ours and the paper's."""
+    shown = [
+        (one.wide, one.part, f"![{in_cell(one.part.title)}]({prefix}{one.anchor}.svg)")
+        for one in place(report.sections)
+        if isinstance(one.part, Plot)
+    ]
     lines: list[str] = []
-    drawn = [one for one in place(report.sections) if isinstance(one.part, Plot)]
-    shown = [(one.wide, one.part.title, f"![{in_cell(one.part.title)}]({prefix}{one.anchor}.svg)") for one in drawn]
-    beside = [(title, picture) for wide, title, picture in shown if not wide]
+    beside = [(plot, picture) for wide, plot, picture in shown if not wide]
     if beside:
         lines += [
-            *markdown_table([title for title, _ in beside], []),
+            *markdown_table([plot.title for plot, _ in beside], []),
             f"| {' | '.join(picture for _, picture in beside)} |",
             "",
+            in_cell(beside[0][0].caption),
+            "",
         ]
-    first = [] if beside else shown[:1]  # the plot of the study needs no heading under the study's own
-    rest = [one for one in shown if one[0] and one not in first]
-    lines += [line for _, _, picture in first for line in (picture, "")]
-    return [*lines, *(line for _, title, picture in rest for line in (f"**{in_cell(title)}**", "", picture, ""))]
+    alone = [(plot, picture) for wide, plot, picture in shown if wide]
+    for number, (plot, picture) in enumerate(alone):
+        if beside or number:  # the first plot of a study needs no heading under the study's own
+            lines += [f"**{in_cell(plot.title)}**", ""]
+        lines += [picture, "", in_cell(plot.caption), ""]
+    return lines
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

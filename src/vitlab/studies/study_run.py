@@ -33,6 +33,7 @@ from vitlab.studies.outcome import Outcome, find_outcome, lacks_measure
 from vitlab.studies.study import Scale, SpeedRule, Study, first_seeds
 from vitlab.studies.study_file import read_study
 from vitlab.studies.study_report import write_study
+from vitlab.studies.units import is_share, percent_unit, spoken
 from vitlab.studies.worker import FAILURES, finished
 from vitlab.training.recipe import merged, read_recipe, recipe_from_dict, with_changes
 
@@ -322,7 +323,15 @@ def _finished_line(
     if ": start of " in name:
         return name
     value = number_of(record, measure)
-    return f"{name}: {lacks_measure(record, measure)}" if value is None else f"{name}: {measure} {value:.4g}"
+    return (
+        f"{name}: {lacks_measure(record, measure)}"
+        if value is None
+        else f"{name}: {spoken(measure)} {_as_shown(value, measure)}"
+    )
+
+
+def _as_shown(value: float, measure: str) -> str:
+    return f"{100 * value:.1f} {percent_unit(measure)}" if is_share(measure) else f"{value:.4g}"
 
 
 @contextlib.contextmanager

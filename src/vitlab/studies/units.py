@@ -20,12 +20,18 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "inspect": (
         *("distance_first_layer", "distance_last_layer", "distance_by_depth", "distance_layer1_head1"),
         *("low_layers_nearest_head", "low_layers_farthest_head", "low_layers_local_heads", "low_layers_global_heads"),
-        *("row_column_excess", "filter_low_frequency"),
+        *(
+            "distance_growth",
+            "second_half_wide_heads",
+            "row_column_excess",
+            "position_nearness",
+            "filter_low_frequency",
+        ),
     ),
     "speed": ("images_per_second", "milliseconds_per_image", "largest_batch", "image_size"),
 }
 ANY_MEASURES = ("flops", "seconds", "params", "macs", "macs_per_second")  # whatever the last stage is
-_SHARES = ("top1", "top5", "knn", "margin", "filter_low_frequency")
+_SHARES = ("top1", "top5", "knn", "margin", "filter_low_frequency", "second_half_wide_heads")
 _TIMED = ("images_per_second", "macs_per_second", "milliseconds_per_image", "largest_batch")
 _SPOKEN = {
     "top1": "test accuracy",
@@ -36,10 +42,13 @@ _SPOKEN = {
     "macs": "multiply-adds",
     "macs_per_second": "multiply-adds per second",
     "flops": "FLOPs",
-    "distance_by_depth": "growth of the attention distance from the first to the last layer",
+    "distance_by_depth": "slope of the attention distance over depth",
+    "distance_growth": "attention distance of the last layer minus that of the first",
+    "second_half_wide_heads": "share of the heads in the second half of the layers that attend widely",
     "low_layers_nearest_head": "attention distance of the most local head in the low layers (uniform attention = 1)",
     "low_layers_farthest_head": "attention distance of the most global head in the low layers (uniform attention = 1)",
     "row_column_excess": "cosine of positions of one row or column above that of others",
+    "position_nearness": "correlation of the cosine of positions with how near they are",
     "filter_low_frequency": "share of the filters' power at low frequencies",
 }
 

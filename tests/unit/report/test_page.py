@@ -110,8 +110,11 @@ def test_hostile_text_is_shown_as_text_everywhere(place: str) -> None:
 
 def test_hostile_text_adds_no_tag_and_no_attribute() -> None:
     plain, evil = Page(render(report())), Page(render(report(EVIL)))
-    assert [(tag, sorted(attributes)) for tag, attributes in evil.tags] == [
-        (tag, sorted(attributes)) for tag, attributes in plain.tags
+    # Long names take several lines in a legend: these alone may be more.
+    drawn = {"x", "y", "class", "text-anchor"}
+    assert all(set(attributes) <= drawn for tag, attributes in evil.tags if tag == "text")
+    assert [(tag, sorted(attributes)) for tag, attributes in evil.tags if tag != "text"] == [
+        (tag, sorted(attributes)) for tag, attributes in plain.tags if tag != "text"
     ]
     assert [tag for tag, _ in evil.tags].count("script") == 1
 

@@ -215,12 +215,29 @@ def test_many_series_stay_at_their_name() -> None:
 def test_summary_names_the_categories_of_points_beside_each_other() -> None:
     series = [line((0, 0.687), (1, 0.7)), line((0, 0.5), (1, 0.6), name="ResNet")]
     made = plot(*series, categories=["none", "1-D"], percent=True)
-    assert made.summary.endswith(
-        "; ViT goes from 68.7 % at none to 70.0 % at 1-D, ResNet goes from 50.0 % at none to 60.0 % at 1-D"
-    )
+    assert made.summary.endswith("; ViT is 68.7 % at none, 70.0 % at 1-D, ResNet is 50.0 % at none, 60.0 % at 1-D")
     for x in (-1, 2):
         beyond = plot(line((x, 0.5)), categories=["none", "1-D"])
         assert beyond.summary.endswith(f"is 0.5 at {x}"), "no name for what has none"
+
+
+def test_points_of_a_series_that_would_hide_each_other_stand_beside_each_other() -> None:
+    made = plot(line((0, 0.5), (0, 0.505), (0, 0.51), (0, 0.9), (1, 0.5)), categories=["a", "b"])
+    (one,) = made.shown
+    places = [point.x for point in one.points]
+    assert len(set(places[:3])) == 3 and places[3] == 0 and places[4] == 1
+    assert [point.y for point in one.points] == [0.5, 0.505, 0.51, 0.9, 0.5], "in the order of their cards"
+
+
+def test_series_whose_points_would_hide_each_other_stand_beside_each_other() -> None:
+    """With a distance of a few pixels, without intervals; where the points are apart, the series have one place."""
+    close, apart = (plot(line((1, 0.5), (2, 0.9)), line((1, 0.5 + more), (2, 0.1), name="B")) for more in (0.002, 0.3))
+
+    def places(made: Plot) -> list[str]:
+        marked = [node for node in elements(made.file().decode()) if node.tag.endswith("g") and node.get("transform")]
+        return [(node.get("transform") or "").split()[0] for node in marked][-4:]
+
+    assert len(set(places(close))) == 4 and len(set(places(apart))) == 2
 
 
 def test_long_categories_are_slanted_and_stay_inside() -> None:

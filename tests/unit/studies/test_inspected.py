@@ -11,7 +11,14 @@ from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec
 from vitlab.studies.cell_run import execute_run
 from vitlab.studies.grid import StudyRun
-from vitlab.studies.inspected import low_frequency_share, numbers_of, read_heads, row_column_excess
+from vitlab.studies.inspected import (
+    heads_measure,
+    low_frequency_share,
+    numbers_of,
+    position_nearness,
+    read_heads,
+    row_column_excess,
+)
 from vitlab.studies.study import Stage
 from vitlab.studies.study_file import read_study
 from vitlab.weights.bundle import Bundle, save_bundle
@@ -58,6 +65,29 @@ def test_nearness_alone_is_not_similarity_of_rows_and_columns() -> None:
     rows, cols = np.divmod(np.arange(64), 8)
     distance_NN = np.hypot(rows[:, None] - rows, cols[:, None] - cols)
     assert abs(row_column_excess(np.exp(-distance_NN / 4).reshape(8, 8, 8, 8))) < 0.01
+
+
+def test_nearness_of_positions_is_a_correlation() -> None:
+    rows, cols = np.divmod(np.arange(12), 4)
+    distance_NN = np.hypot(rows[:, None] - rows, cols[:, None] - cols)
+    assert position_nearness(-distance_NN.reshape(3, 4, 3, 4)) == pytest.approx(1)
+    assert position_nearness(distance_NN.reshape(3, 4, 3, 4)) == pytest.approx(-1)
+    noise = np.random.default_rng(0).normal(size=(400, 400))
+    assert abs(position_nearness((noise + noise.T).reshape(20, 20, 20, 20))) < 0.02, (
+        "400 positions know nothing of a grid"
+    )
+    assert position_nearness(np.ones((3, 4, 3, 4))) == position_nearness(np.ones((1, 1, 1, 1))) == 0
+
+
+def test_measures_of_heads_are_made_of_what_records_have() -> None:
+    share_LH = np.array([[0.9, 0.9], [0.9, 0.9], [0.1, 0.8], [0.7, 0.9]])
+    found = numbers_of({"attention_distance": 10 * share_LH}, 10.0)
+    assert heads_measure(found, "distance_growth") == pytest.approx(-0.1)
+    assert heads_measure(found, "second_half_wide_heads") == 0.5
+    odd = numbers_of({"attention_distance": 10 * share_LH[:3]}, 10.0)
+    assert heads_measure(odd, "second_half_wide_heads") == 0.75, "of three layers the last two"
+    assert heads_measure({}, "distance_growth") is heads_measure({}, "second_half_wide_heads") is None
+    assert heads_measure(found, "distance_last_layer") is None
 
 
 def test_low_frequencies_by_the_variance_that_a_filter_explains() -> None:

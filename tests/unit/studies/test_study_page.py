@@ -407,10 +407,10 @@ def test_power_law_of_an_accuracy_is_that_of_its_error(tmp_path: Path, exponent:
     assert [fit["line"] for fit in drawing["fits"]] == ["A", "B"] and set(drawing["lines"]) == {"A", "B"}
     assert drawing["fits"][0]["of"] == "error" and drawing["fits"][0]["exponent"] == pytest.approx(exponent, abs=1e-9)
     plot = next(one for one in build_page(outcome, "x").sections if isinstance(one, Plot))
-    said = f"A: error ∝ x^{exponent:.2f} (" if trend else "A: no trend of the error, x^"
+    said = f"A: error ∝ x^{exponent:.2f} (" if trend else "A: power law of the error inconclusive, x^"
     curves = [one.name for one in plot.series if one.kind == "fit"]
-    assert len(curves) == (2 if trend else 0), "no curve through points that have no trend"
-    assert curves[0].startswith(said) if trend else plot.series[0].note.startswith("no trend, x^")
+    assert len(curves) == (2 if trend else 0), "no curve where the fit says nothing"
+    assert curves[0].startswith(said) if trend else plot.series[0].label.startswith(said)
     assert any(line.startswith(said) for line in outcome_lines(outcome))
     assert f"- {said}" in to_markdown(outcome, "x", "").replace("\\", "")
 
@@ -428,10 +428,13 @@ def test_every_measure_that_is_drawn_or_tested_is_in_the_table() -> None:
     scale = study.at("laptop")
     outcome = find_outcome(study, scale, records_of(scale))
     (table,) = [one for one in build_page(outcome, "x").sections if isinstance(one, Table)]
-    for word in ("growth of the attention", "one row or column", "low frequencies", "most local", "most global"):
+    for word in ("slope of the attention", "one row or column", "low frequencies", "most local", "most global"):
         assert any(word in cell for cell in table.header), word
     assert set(outcome_to_dict(outcome)["conditions"][0]["also"]) == {
+        "distance_growth",
+        "second_half_wide_heads",
         "row_column_excess",
+        "position_nearness",
         "filter_low_frequency",
         "low_layers_nearest_head",
         "low_layers_farthest_head",
@@ -463,7 +466,8 @@ def test_power_law_is_drawn_only_where_its_exponent_has_a_sign(tmp_path: Path) -
     (plot,) = plots_of(study, "laptop", records)
     assert [one.name.split(" ∝")[0] for one in plot.series] == ["A", "A: error", "B"]
     a, fit, b = plot.series
-    assert fit.kind == "fit" and not a.note and re.fullmatch(r"no trend, x\^\S+ \(-\S+ to \d\S+ by the fit\)", b.note)
+    assert fit.kind == "fit" and not a.note
+    assert re.fullmatch(r"power law of the error inconclusive, x\^\S+ \(-\S+ to \d\S+ by the fit\)", b.note)
 
 
 def test_a_line_has_the_same_colour_at_every_scale() -> None:
@@ -546,7 +550,7 @@ def test_a_table_says_how_often_was_measured(tmp_path: Path) -> None:
     study = tiny_study(tmp_path)
     records = records_of(study.at("laptop"))
     one = first_seeds(study.at("laptop"), 1)
-    assert "95 % interval over 1 seed.\n" in to_markdown(find_outcome(study, one, records), "x", "")
+    assert "One seed of each.\n" in to_markdown(find_outcome(study, one, records), "x", "")
     assert "95 % interval over 3 seeds.\n" in to_markdown(find_outcome(study, study.at("laptop"), records), "x", "")
     speed = read_study("speed")
     timed = find_outcome(speed, speed.at("laptop"), records_of(speed.at("laptop"), flops=lambda _: 0.0))

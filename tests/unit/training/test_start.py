@@ -4,9 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+import vitlab
 from vitlab.core.console import Console
 from vitlab.core.environment import CACHE_VARIABLE, OFFLINE_VARIABLE
+from vitlab.core.errors import UsageError
 from vitlab.training.recipe import SCRATCH
 from vitlab.training.start import PREFERRED, SHIPPED, auto_start
 from vitlab.weights.catalogue import CATALOGUE_VARIABLE, find
@@ -63,6 +66,19 @@ def test_dry_run_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     start = auto_start(["photos"], QUIET, fetch=False)
     assert (start.init, "to be downloaded" in start.note) == (PREFERRED[0], True)
     assert not (tmp_path / "cache").exists()
+
+
+def test_nothing_is_downloaded_for_data_that_cannot_be_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path / "publisher", monkeypatch, there=True)
+    for name in ("bee", "ant", "wasp"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+    for k in range(4):
+        Image.new("RGB", (16, 16), (60 * k, 0, 0)).save(tmp_path / "photos" / ("bee", "ant")[k % 2] / f"{k}.png")
+    with pytest.raises(UsageError, match="has no image of: wasp"):
+        vitlab.train(tmp_path / "photos", out=tmp_path / "run", quiet=True)
+    assert not find(PREFERRED[0]).path.exists()
 
 
 @pytest.mark.parametrize("offline", [False, True])

@@ -165,10 +165,10 @@ def _resolve_new(call: TrainCall, folder: Path, world: World, console: Console) 
     opened = _open_checked(call, given, console, labelled=labelled)
     _require_model(call, given)
     given_start = call.start
-    call, started = with_start(call, opened, world, console)
     own = config.with_overrides({"data": {}}, call.changes)
     with as_usage_error(True):
         train = arrange(opened, split_settings(data, own["data"]), labelled=labelled).train
+    call, started = with_start(call, opened, world, console)  # may download: what is wrong with the data is said before
     draft = draft_recipe(call, data, train, world, console)
     table, grid, bands = _settle_table(call, draft, opened)
     settings = read_data_config(table)
