@@ -389,7 +389,7 @@ def test_learning_rate_kept_while_the_batch_changes_is_reported(call: Call, phot
 def test_dry_run_reports_what_was_found_and_what_is_held_out(call: Call, photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"no picture")
     found = json.loads(call("train", str(photos), *QUICK, "--dry-run", "--json").out)
-    assert "Files that cannot be used: 1" in found["warnings"]
+    assert "Files that cannot be used: 1 (red/broken.jpg)" in found["warnings"]
     assert "test and validation images: held out of the training images by a stratified split" in found["notes"]
     out = call("train", str(photos), *QUICK, "--dry-run").out
     assert all(note in out for note in found["notes"])

@@ -16,6 +16,7 @@ from vitlab.data.auditing.audit import (
     IMBALANCE_RATIO,
     SERIOUS,
     TITLES,
+    Audit,
     Item,
     Kind,
     Scanned,
@@ -23,7 +24,7 @@ from vitlab.data.auditing.audit import (
     class_counts,
     scan_parts,
 )
-from vitlab.data.dataset import Dataset, Opened
+from vitlab.data.dataset import Dataset, Opened, some_of
 from vitlab.data.decode import bits_for, bytes_of_array, largest_value
 from vitlab.data.decode import opened as opened_image
 from vitlab.data.rules import MOST_BITS
@@ -34,6 +35,7 @@ _USUAL_SIDE = 224  # where none could be read
 _WHITE = 255
 _BRIEF: Mapping[Kind, str] = {"name": "Odd names of files"}  # where no list follows the title
 _LEAST_STD = 1 / _WHITE  # of a channel that is the same everywhere
+_SHOWN = 3  # images, and pictures that several show, in a warning
 _DIGITS = 4  # of means: finer than one level of 255
 
 
@@ -73,12 +75,22 @@ def audit_used(
     notes = [f"{_BRIEF.get(kind, TITLES[kind])}: {found.counts[kind]:,}" for kind in kinds]
     if small := _small_classes(used):
         notes.append(f"Classes with few images: {small:,}")
-    warnings = [f"{TITLES[kind]}: {count:,}" for kind, count in found.counts.items() if kind in SERIOUS]
+    warnings = [
+        f"{TITLES[kind]}: {count:,}{_named(found, kind)}" for kind, count in found.counts.items() if kind in SERIOUS
+    ]
     if leaked := sum(_num_leaked(one.items, fitted) for one in found.findings if one.kind == "leak"):
         warnings.append(f"{leaked:,} test or validation images are trained on, too: scores may be too good")
     if notes or warnings:
         notes.append(f"`{check}` shows what was found")
     return Preflight(notes, warnings)
+
+
+def _named(found: Audit, kind: Kind) -> str:
+    """The first of the images that a warning is about, so that nobody has to look for them."""
+    groups = [
+        some_of([item.key for item in one.items], _SHOWN) for one in found.findings if one.kind == kind and one.items
+    ]
+    return f" ({some_of(groups, _SHOWN, '; ')})" if groups else ""
 
 
 def _small_classes(used: Mapping[str, Dataset]) -> int:

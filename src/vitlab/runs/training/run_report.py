@@ -133,6 +133,7 @@ def _neighbours(knn: Mapping[str, Any]) -> tuple[str, str]:
 
 def _stats(result: RunResult, seconds: float) -> list[tuple[str, str]]:
     scores, stats = result.scores, list[tuple[str, str]]()
+    is_refitted = result.recipe.train.method == "probe" and bool(result.evaluations)
     if result.knn is not None:
         stats = [("95 % interval", percent_range(*result.knn["interval"])), ("test images", f"{result.knn['n']:,}")]
     if scores is not None:
@@ -141,7 +142,7 @@ def _stats(result: RunResult, seconds: float) -> list[tuple[str, str]]:
         stats = [(of, percent_range(low, high)), ("test images", f"{scores.n:,}")]
     return [
         *stats,
-        ("training images", f"{result.num_fitted:,}"),
+        ("training and validation images" if is_refitted else "training images", f"{result.num_fitted:,}"),
         ("classes", f"{len(labels):,}") if (labels := result.classifier.labels) else ("labels", "not used"),
         ("training time", f"{seconds:.0f} s"),
     ]
