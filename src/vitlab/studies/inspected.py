@@ -73,11 +73,9 @@ def heads_measure(numbers: Mapping[str, float], measure: str) -> float | None:
 
 def position_nearness(similarity_YXYX: Array) -> float:
     """How the cosine of two positions goes with how near they are on the grid: their correlation, over all pairs."""
-    grid = similarity_YXYX.shape[:2]
-    rows, cols = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
-    one, other = np.triu_indices(len(rows), 1)
-    distance_P = np.hypot(rows[one] - rows[other], cols[one] - cols[other])
-    cosine_P = similarity_YXYX.reshape(len(rows), len(rows))[one, other]
+    down_NN, across_NN, similarity_NN = _pairs(similarity_YXYX)
+    each = np.triu_indices(len(similarity_NN), 1)
+    distance_P, cosine_P = np.hypot(down_NN, across_NN)[each], similarity_NN[each]
     if len(set(distance_P)) < 2 or len(set(cosine_P)) < 2:  # nothing to go along with
         return 0.0
     return float(-np.corrcoef(distance_P, cosine_P)[0, 1])
@@ -89,11 +87,8 @@ def row_column_excess(similarity_YXYX: Array) -> float:
     Near positions are alike anyway; so each pair off the axes is compared with pairs on them at its own distance, between whose
     whole numbers is interpolated. The grid is that of the positions, which may be finer than that of an inspected image.
     """
-    grid = similarity_YXYX.shape[:2]
-    rows, cols = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
-    similarity_NN = similarity_YXYX.reshape(len(rows), len(rows))
-    down_NN, across_NN = np.abs(rows[:, None] - rows), np.abs(cols[:, None] - cols)
-    steps = np.arange(1, max(grid))
+    down_NN, across_NN, similarity_NN = _pairs(similarity_YXYX)
+    steps = np.arange(1, max(similarity_YXYX.shape))
     on_axis = [
         similarity_NN[((down_NN == step) & (across_NN == 0)) | ((down_NN == 0) & (across_NN == step))].mean()
         for step in steps
@@ -103,6 +98,14 @@ def row_column_excess(similarity_YXYX: Array) -> float:
     if not off_axis.any():  # a single row
         return 0.0
     return float((np.interp(distance_NN[off_axis], steps, on_axis) - similarity_NN[off_axis]).mean())
+
+
+def _pairs(similarity_YXYX: Array) -> tuple[Array, Array, Array]:
+    """Of every two positions: how many rows and columns they are apart, and how alike."""
+    grid = similarity_YXYX.shape[:2]
+    rows, cols = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+    down_NN, across_NN = np.abs(rows[:, None] - rows), np.abs(cols[:, None] - cols)
+    return down_NN, across_NN, similarity_YXYX.reshape(len(rows), len(rows))
 
 
 def low_frequency_share(filters_KCPP: Array, explained_K: Array) -> float:

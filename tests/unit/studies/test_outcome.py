@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from study_records import HEAD, SCALE, records_of, tiny_study
+from study_records import HEAD, SCALE, TINY, records_of, tiny_study
 
 from vitlab.evaluation.fits import t_quantile
 from vitlab.studies import outcome as module
@@ -302,6 +302,16 @@ def test_a_claim_that_is_post_hoc_says_so_with_its_verdict(tmp_path: Path) -> No
     marked = dataclasses.replace(found, claim=dataclasses.replace(found.claim, post_hoc="the bound"))
     assert marked.verdict_in_words == f"{HOLDS}, post hoc"
     assert dataclasses.replace(marked, verdict=NOT_YET).verdict_in_words == NOT_YET
+
+
+def test_a_claim_is_post_hoc_at_the_scales_that_say_so(tmp_path: Path) -> None:
+    for scales, said in (('["laptop"]', "the bound"), ('["gpu"]', "")):
+        text = TINY.replace(
+            'where = "section 0"', f'where = "section 0"\npost_hoc = "the bound"\npost_hoc_scales = {scales}'
+        )
+        study = tiny_study(tmp_path, text)
+        (found,) = find_outcome(study, study.at("laptop"), records_of(study.at("laptop"))).claims
+        assert study.claims[0].post_hoc == "the bound" and found.claim.post_hoc == said
 
 
 def test_records_of_a_claim_are_those_that_its_number_is_made_of(tmp_path: Path) -> None:
