@@ -373,6 +373,8 @@ def test_measures_of_each_verb_are_those_that_a_run_writes(tmp_path: Path) -> No
     for name, stage in TINY_STAGES.items():
         start = tmp_path / "train" if stage.verb in ("few-shot", "inspect") else None
         numbers = execute_run(StudyRun(name, stage, 0, None), tmp_path / name, start, device="cpu", threads=1).numbers
+        if stage.verb == "noisy-student":
+            assert numbers["margin"] == pytest.approx(numbers["top1"] - numbers["teacher_top1"])
         made = {name for name in MADE_WHEN_READ if heads_measure(numbers, name) is not None}
         assert made == (MADE_WHEN_READ if stage.verb == "inspect" else set())
         written.setdefault(stage.verb, set()).update(numbers, made)

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
@@ -359,19 +358,9 @@ def _with_margin(values: Sequence[float]) -> Point:
 def _wrapped(names: Sequence[str], width_px: float) -> list[str]:
     """Names in lines that fit beside each other; empty where they do not, or would be too high."""
     most = int((width_px / max(len(names), 1) - _BETWEEN_PX) / svg.LETTER_PX)
-    lines = [_name_lines(name, most) for name in names]
+    lines = [svg.wrapped(name, most, len, split_words=False) for name in names]
     fit = all(len(one) <= _MOST_LINES and max(map(len, one)) <= most for one in lines)
     return ["\n".join(one) for one in lines] if fit else []
-
-
-def _name_lines(name: str, most: int) -> list[str]:
-    """A name in lines of at most so many letters, where its words and hyphens allow that."""
-    lines = [""]
-    for part in re.findall(r"\S+?(?:-|\s+|$)", name):
-        if lines[-1] and len((lines[-1] + part).rstrip()) > most:
-            lines.append("")
-        lines[-1] += part
-    return [line.rstrip() for line in lines]
 
 
 def _x_ticks(plot: Plot, frame: Frame, names: Sequence[str], width: int, slanted: bool) -> list[Tick]:

@@ -203,21 +203,17 @@ def shortened(name: str, room_px: float) -> str:
     return next((cut for end in range(len(name) - 1, 0, -1) if text_px(cut := name[:end] + "…") <= room_px), "…")
 
 
-def wrapped(content: str, room_px: float) -> list[str]:
+def wrapped(content: str, room: float, width: Callable[[str], float] = text_px, split_words: bool = True) -> list[str]:
     """Text in lines that are no wider than there is room, broken after spaces and hyphens, and within a word that is."""
     lines = [""]
     for part in re.findall(r"\S+?(?:-|\s+|$)", content):
-        if lines[-1] and text_px((lines[-1] + part).rstrip()) > room_px:
+        if lines[-1] and width((lines[-1] + part).rstrip()) > room:
             lines.append("")
         lines[-1] += part
-        while (fits := _letters_within(lines[-1].rstrip(), room_px)) < len(lines[-1].rstrip()):
+        while split_words and width(whole := lines[-1].rstrip()) > room and len(whole) > 1:
+            fits = next((end for end in range(len(whole), 1, -1) if width(whole[:end]) <= room), 1)
             lines[-1:] = [lines[-1][:fits], lines[-1][fits:]]
     return [line.rstrip() for line in lines]
-
-
-def _letters_within(content: str, room_px: float) -> int:
-    """How many letters there is room for, one at least."""
-    return next((end for end in range(len(content), 1, -1) if text_px(content[:end]) <= room_px), 1)
 
 
 def line_through(places: Sequence[Point]) -> str:

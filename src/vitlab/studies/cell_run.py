@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vitlab.core import config, fsio
 from vitlab.core.command import command_line
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import UsageError, VitlabError
 from vitlab.core.runtime import pick_device
 from vitlab.core.session import open_session
 from vitlab.engines.classifier import load
@@ -100,7 +100,12 @@ def _train(run: StudyRun, place: Path, start: Path | None, machine: Mapping[str,
         given: dict[str, Any] = {"recipe": stage.recipe or None, "init": stage.init or start, "overrides": stage.set}
         call = TrainCall(stage.data or None, out=place, seed=run.seed, **given, **machine)
     with open_session(call.device, run.seed, call.threads, quiet=True) as session:
-        job = resolve(call, session.world, session.console)
+        try:
+            job = resolve(call, session.world, session.console)
+        except VitlabError as error:
+            if call.resume is None:
+                raise
+            raise VitlabError(error.what, hint=f"Remove {place}: then the study begins this run again.") from error
         result = execute(job, session)  # without the report of a single run: a study has one of its own
     test = result.scores.test_summary() if result.scores is not None else {}
     test |= {} if result.knn is None else {"knn": result.knn, "n": result.knn["n"]}

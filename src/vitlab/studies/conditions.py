@@ -20,14 +20,18 @@ class Measured:
     record: CellRecord
     before: tuple[CellRecord, ...]
 
+    @property
+    def stages(self) -> tuple[CellRecord, ...]:
+        """Of all its runs, the first one first."""
+        return (*self.before, self.record)
+
     def number(self, measure: str) -> float | None:
         """A number of the last stage; flops and seconds are those of all stages."""
-        stages = (*self.before, self.record)
         match measure:
             case "flops":
-                return sum(one.flops for one in stages)
+                return sum(one.flops for one in self.stages)
             case "seconds":
-                return sum(map(_seconds, stages))
+                return sum(map(_seconds, self.stages))
             case _:
                 return number_of(self.record, measure)
 

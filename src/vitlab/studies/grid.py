@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitlab.core import config
-from vitlab.core.errors import UsageError
 from vitlab.studies.study import AxisValue, Scale, Stage, Study, changed_stage, list_combinations
 from vitlab.training.recipe import read_recipe, with_changes
 
@@ -72,8 +71,6 @@ def list_cells(scale: Scale) -> list[Cell]:
                 run = runs.setdefault(run.key, run)
             assert run is not None
             cells.append(Cell(chosen, seed, run))
-    if len({json.dumps([cell.labels, cell.seed]) for cell in cells}) != len(cells):
-        raise UsageError(f"scales.{scale.name} has the same cell twice")
     return cells
 
 

@@ -38,6 +38,8 @@ class Leases:
     folder: Path
     beat_s: float = BEAT_S
     gone_s: float = GONE_S
+    call: str = ""  # the workers of one call know each other by it
+    gpu: str = ""  # the only one that this worker sees; empty where it has none of its own
     _seen: dict[Path, tuple[str, float]] = dataclasses.field(default_factory=dict[Path, tuple[str, float]])
 
     @contextlib.contextmanager
@@ -67,11 +69,13 @@ class Leases:
         )
 
     def count_here(self) -> int:
-        """How many runs are being done on this machine, by whichever call."""
-        owners = [_owner(path) for path in self.folder.glob("*.*")]
+        """How many runs are being done on this machine, by whichever call; not those that have another GPU."""
+        owners = [_owner(path) for path in self.folder.glob("[!.]*.*")]  # not what a beat is being written to
         here = platform.node(), _system()
         return sum(
-            (owner.get("host"), owner.get("system")) == here and not owner.get("free") and not _is_dead(owner)
+            (owner.get("host"), owner.get("system")) == here
+            and not _is_dead(owner)
+            and not (self.gpu and owner.get("gpu") and owner["gpu"] != self.gpu)
             for owner in owners
         )
 
@@ -85,8 +89,10 @@ class Leases:
         path = self.folder / f"{key}.1" if newest is None else _next(newest)
         number = int(path.suffix[1:])
         attempt = 1 if newest is None else before.get("attempt", number) if ended else number
+        begun = before.get("begun", 0) + 1 if self.call and before.get("call") == self.call else 1
+        lease = Lease(path, attempt, begun, self.call, self.gpu)
         try:
-            fsio.write_new_file(path, _text(attempt, 0))
+            fsio.write_new_file(path, _text(lease, 0))
         except fsio.Taken:
             return None
         if newest is not None:  # its holder, should it wake up, finds it gone
@@ -94,11 +100,11 @@ class Leases:
         if self._newest(key) != path:  # others took it over, and over again, since the look at it above
             fsio.remove_file(path)
             return None
-        return Lease(path, attempt)
+        return lease
 
     def give_back(self) -> None:
         """Whatever this process holds. A signal may come after a lease was made and before `take` could give it back."""
-        for path in self.folder.glob("*.*"):
+        for path in self.folder.glob("[!.]*.*"):
             if (owner := _owner(path)).get("token") == _TOKEN:
                 _release(Lease(path, owner["attempt"]))
 
@@ -121,6 +127,9 @@ class Lease:
 
     path: Path
     attempt: int
+    begun: int = 1  # how often workers of one call began the run; above 1, those before died at it
+    call: str = ""
+    gpu: str = ""
 
 
 class _Held(threading.Thread):
@@ -134,12 +143,12 @@ class _Held(threading.Thread):
     def run(self) -> None:
         beat = 0
         while not self._closed.wait(self._beat_s):
-            if self._is_taken_over():
-                self.lost = True
-                return
-            beat += 1
-            with contextlib.suppress(FileProblem):  # a disk that is full for a moment
-                fsio.write_file(self._lease.path, _text(self._lease.attempt, beat))
+            with contextlib.suppress(OSError, FileProblem):  # a shared folder that is gone, or full, for a moment
+                if self._is_taken_over():
+                    self.lost = True
+                    return
+                beat += 1
+                fsio.write_file(self._lease.path, _text(self._lease, beat))
 
     def close(self) -> None:
         self._closed.set()
@@ -167,9 +176,10 @@ def _release(lease: Lease) -> None:
 _TOKEN = secrets.token_hex(4)  # of this process: numbers of processes are used again
 
 
-def _text(attempt: int, beat: int) -> str:
+def _text(lease: Lease, beat: int) -> str:
     owner = {"host": platform.node(), "system": _system(), "pid": os.getpid(), "started": _started(os.getpid())}
-    return fsio.json_text({**owner, "token": _TOKEN, "attempt": attempt, "beat": beat})
+    what = {"attempt": lease.attempt, "begun": lease.begun, "call": lease.call, "gpu": lease.gpu}
+    return fsio.json_text({**owner, "token": _TOKEN, **what, "beat": beat})
 
 
 def _read(path: Path) -> str:

@@ -11,6 +11,7 @@ import rich.text
 from vitlab.core.console import Console
 from vitlab.core.errors import printable
 from vitlab.studies.cell_records import CellRecord
+from vitlab.studies.conditions import number_of
 from vitlab.studies.grid import Cell, list_cells
 from vitlab.studies.study import Scale, Study
 from vitlab.studies.units import is_share, percent_unit
@@ -77,7 +78,7 @@ def _state(cell: Cell | None, measure: str, records: Mapping[str, CellRecord], h
         return rich.text.Text("")
     chain = cell.run.chain()
     if cell.run.key in records:
-        value = records[cell.run.key].numbers.get(measure)
+        value = number_of(records[cell.run.key], measure)
         share = is_share(measure)
         text = "done" if value is None else f"{100 * value:.1f} {percent_unit(measure)}" if share else f"{value:.3g}"
         return rich.text.Text(text, style="bold")

@@ -40,6 +40,7 @@ class TestOutcome:
     verdict: Verdict
     what: str  # the number in words; without one, why there is none
     seeds: int = 0  # that have every cell that is compared, whether or not these give a number
+    missing: int = 0  # the other seeds of the scale: not run yet, or failed
     by_seed: Mapping[int, float] = dataclasses.field(default_factory=dict[int, float])  # the statistic
     found: Estimate | None = None
     number: str = ""  # with its interval
@@ -50,7 +51,7 @@ class TestOutcome:
     def sentence(self) -> str:
         if self.found is None:
             return self.what
-        return f"{self.what}: {self.number}, {count_in_words(self.found, self.test.measure)}"
+        return f"{self.what}: {self.number}, {count_in_words(self.found, self.test.measure, self.missing)}"
 
     @property
     def by_logarithm(self) -> bool:
@@ -143,7 +144,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     sides = sides_of(test)
     seeds = [seed for seed in scale.seeds if all(is_complete(conditions, scale, seed, side, measure) for side in sides)]
     used = [one for seed in seeds for side in sides for one in select_seed(conditions, scale, seed, side)]
-    records = tuple(dict.fromkeys(record.key for one in used for record in (*one.before, one.record)))
+    records = tuple(dict.fromkeys(record.key for one in used for record in one.stages))
     if not seeds:
         return TestOutcome(test, UNKNOWN, _why_unmeasured(measure, scale, conditions, sides))
     try:
@@ -157,17 +158,19 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
         found, bound = estimate_numbers(test, list(numbers.values()))
     except NoNumberError as error:
         return TestOutcome(test, UNKNOWN, str(error), len(seeds), records=records)
+    missing = len(scale.seeds) - len(seeds)  # those that are left may be the ones that went well
     in_points = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
     said = bounded(found, measure) if test.statistic == "value" else found
     at = {-1: "at most ", 0: "", 1: "at least "}[bound]
     return TestOutcome(
         test,
-        _verdict(test, found, bound),
+        _verdict(test, found, bound) if not missing else UNKNOWN,
         _in_words(test, measure, scale),
         seeds=len(seeds),
+        missing=missing,
         by_seed={seed: one.value for seed, one in numbers.items()},
-        found=found,
+        found=said,
         number=at + written(said, share=in_points, signed=signed),
         in_points=in_points,
         records=records,

@@ -10,13 +10,13 @@ from vitlab.core.errors import FileProblem, UnknownName
 from vitlab.evaluation.published import published_tables
 from vitlab.options.option import takes
 from vitlab.options.study_options import StudyReportOptions
-from vitlab.report.page import render
+from vitlab.report.page import plots, render
 from vitlab.studies.cell_records import CellRecord, read_cells
 from vitlab.studies.claims import CLAIMS, ClaimsReport, report_claims
 from vitlab.studies.outcome import Outcome, find_outcome
 from vitlab.studies.study import SCALES, Study
 from vitlab.studies.study_file import list_study_names, read_study
-from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, plot_files, to_markdown
+from vitlab.studies.study_report import build_page, outcome_lines, outcome_to_dict, to_markdown
 from vitlab.studies.tables import RECORDS, TableReport, report_table, require_file
 
 _STUDIES = Path("runs") / "studies"  # where `vitlab study run` puts them
@@ -62,16 +62,16 @@ def report_study(options: StudyReportOptions) -> StudyReport | TableReport | Cla
     report = StudyReport(outcome, place)
     if place is not None:
         repeat = command_line("study run", options.name, options={"scale": outcome.scale.name})
+        page = build_page(outcome, repeat)
         fsio.make_folder(place.parent)
         if place.suffix == ".md":
             prefix = f"{place.stem}-"
-            pictures = plot_files(outcome, repeat, prefix)
-            beside = {fsio.require_free(place.parent / name): data for name, data in pictures.items()}
-            fsio.write_new_file(place, to_markdown(outcome, repeat, prefix))
+            beside = {fsio.require_free(place.parent / f"{prefix}{name}"): data for name, data in plots(page).items()}
+            fsio.write_new_file(place, to_markdown(outcome, page, repeat, prefix))
             for path, data in beside.items():
                 fsio.write_new_file(path, data)
         else:
-            fsio.write_new_file(place, render(build_page(outcome, repeat)))
+            fsio.write_new_file(place, render(page))
     return report
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from vitlab.core.errors import VitlabError
 from vitlab.core.runtime import out_of_memory
 from vitlab.models.build import Model, create_model
 from vitlab.studies.study import SpeedRule
@@ -43,6 +44,8 @@ def measure_speed(rule: SpeedRule, device: torch.device) -> tuple[Model, dict[st
         if batch or (size >= _MOST_ELSEWHERE and speeds[-1] < _WORTHWHILE * speeds[-2]):
             break
         size *= _FACTOR
+    if not speeds:
+        raise VitlabError(f"not even one image of {side} pixels fits into the memory of {device}")
     found = {"images_per_second": max(speeds), "milliseconds_per_image": 1000 / max(speeds)}
     return model, found | ({"largest_batch": _largest_batch(memory, device)} if len(memory) > 1 else {})
 

@@ -27,14 +27,19 @@ def sides_of(test: Test) -> tuple[Selection, ...]:
 
 
 def require_one_machine(test: Test, used: Sequence[Measured]) -> None:
-    """Two sides in seconds compare where one machine measured both, with nothing beside it."""
-    timed = is_timed(test.measure) or (test.statistic == "cost-ratio" and is_timed(test.cost))
-    if not test.compares or not timed:
+    """Seconds compare, with each other and along an axis, where one machine measured all, with nothing beside it."""
+    if not is_timed(test.measure) and not (test.statistic == "cost-ratio" and is_timed(test.cost)):
         return
-    records = [record for one in used for record in (*one.before, one.record)]
-    machines = sorted({str(record.hardware.get("name", "?")) for record in records})
-    if len(machines) > 1:
-        raise NoNumberError(f"not comparable: measured on {' and '.join(machines)}")
+    records = [record for one in used for record in one.stages]
+    machines = {tuple(str(record.hardware.get(key, "?")) for key in ("name", "cpus", "threads")) for record in records}
+    if len(machines) > 1:  # the same processor with other cores or threads is another machine
+        names = {name for name, *_ in machines}
+        said = (
+            names
+            if len(names) > 1
+            else {f"{name} with {threads} threads of {cpus} cores" for name, cpus, threads in machines}
+        )
+        raise NoNumberError(f"not comparable: measured on {' and '.join(sorted(said))}")
     if any(record.workers > 1 for record in records):
         raise NoNumberError("not comparable: some runs shared their machine with others; --workers 1 runs them alone")
 

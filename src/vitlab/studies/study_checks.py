@@ -71,6 +71,16 @@ def require_testable(test: Test, scale: Scale, who: str) -> None:
             require_places(test, list({chosen[test.along].label: chosen[test.along] for chosen in there}.values()), who)
 
 
+def require_seeds_matter(scale: Scale) -> None:
+    """Few-shot of named weights has no chance in it: its seeds would be one number, as often as there are."""
+    first = next(iter(scale.stages.values()))
+    require(
+        first.verb != "few-shot" or len(scale.seeds) == 1,
+        f"scales.{scale.name}: few-shot of named weights is the same for every seed",
+        "Write seeds = [0].",
+    )
+
+
 def require_measure(name: str, scale: Scale, who: str) -> None:
     """A name that no run writes would be missed with the first run, or after the last."""
     *_, (last, stage) = scale.stages.items()

@@ -37,6 +37,7 @@ from vitlab.studies.study_checks import (
     require_labels,
     require_measure,
     require_printed,
+    require_seeds_matter,
     require_test,
     require_testable,
 )
@@ -108,7 +109,6 @@ def _study(name: str, given: _StudyTable) -> Study:
     published = find_table(given.table)[0] if given.table else None
     scales: dict[ScaleName, Scale] = {}
     for scale, table in given.scales.items():
-        require(scale in SCALES, f"scales.{scale} is not one of {', '.join(SCALES)}")
         scales[cast(ScaleName, scale)] = _scale(cast(ScaleName, scale), table, given.measure)
     if given.printed is not None:
         if published is None:
@@ -125,6 +125,8 @@ def _study(name: str, given: _StudyTable) -> Study:
         scales=scales,
         printed=given.printed,
     )
+    for at in scales.values():
+        require_seeds_matter(at)
     names = [claim.name for claim in study.claims]
     for claim in study.claims:
         require(names.count(claim.name) == 1, f"two claims have the name {claim.name}")

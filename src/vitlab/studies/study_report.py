@@ -36,14 +36,15 @@ PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots
 def write_study(outcome: Outcome, folder: Path, command: str) -> Path:
     """Page, text, numbers and plots in a folder of the study's own; returns the page."""
     home = fsio.make_folder(folder / f"{outcome.study.name}-{outcome.scale.name}")
-    report = build_page(outcome, command)
-    report = dataclasses.replace(report, footer=f"{report.footer} · all numbers are in {NUMBERS}")
-    fsio.write_file(home / PAGE, render(report))
-    fsio.write_file(home / TEXT, to_markdown(outcome, command, f"{PLOTS}/"))
+    page = build_page(outcome, command)
+    fsio.write_file(
+        home / PAGE, render(dataclasses.replace(page, footer=f"{page.footer} · all numbers are in {NUMBERS}"))
+    )
+    fsio.write_file(home / TEXT, to_markdown(outcome, page, command, f"{PLOTS}/"))
     fsio.write_json(home / NUMBERS, outcome_to_dict(outcome))
     fsio.make_folder(home / PLOTS)
-    for name, data in plot_files(outcome, command, f"{PLOTS}/").items():
-        fsio.write_file(home / name, data)
+    for name, data in plots(page).items():
+        fsio.write_file(home / PLOTS / name, data)
     return home / PAGE
 
 
@@ -291,10 +292,10 @@ def _measures(outcome: Outcome) -> list[str]:
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def to_markdown(outcome: Outcome, command: str, prefix: str) -> str:
-    """The same as Markdown, for docs and for reading without a browser; `prefix` begins the names of its pictures."""
+def to_markdown(outcome: Outcome, page: Report, command: str, prefix: str) -> str:
+    """The page as Markdown, for docs and for reading without a browser; `prefix` begins the names of its pictures."""
     study, scale = outcome.study, outcome.scale
-    pictures = _pictures(build_page(outcome, command), prefix)
+    pictures = _pictures(page, prefix)
     about = "" if any(scale.about in line for line in pictures) else scale.about
     texts = (f"# {study.title} ({scale.name})", study.question, about)
     parts = [line for text in filter(None, texts) for line in (in_cell(text), "")]
@@ -317,11 +318,6 @@ def to_markdown(outcome: Outcome, command: str, prefix: str) -> str:
     if found:
         parts += ["## Fits and fronts", "", HOW_FITTED, "", *(f"- {in_cell(sentence)}" for sentence in found), ""]
     return "\n".join([*parts, f"`{command}`", ""])
-
-
-def plot_files(outcome: Outcome, command: str, prefix: str) -> dict[str, bytes]:
-    """The pictures of the Markdown by their names."""
-    return {f"{prefix}{name}": data for name, data in plots(build_page(outcome, command)).items()}
 
 
 def _pictures(report: Report, prefix: str) -> list[str]:

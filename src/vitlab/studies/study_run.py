@@ -30,18 +30,17 @@ from vitlab.studies.grid import StudyRun, list_cells, list_runs
 from vitlab.studies.leases import LEASES, Leases
 from vitlab.studies.live import LiveTable
 from vitlab.studies.outcome import Outcome, find_outcome, lacks_measure
-from vitlab.studies.study import Scale, SpeedRule, Study, first_seeds
+from vitlab.studies.study import Scale, SpeedRule, Study, count_cells, first_seeds
 from vitlab.studies.study_file import read_study
-from vitlab.studies.study_report import write_study
+from vitlab.studies.study_report import outcome_lines, outcome_to_dict, write_study
 from vitlab.studies.units import is_share, percent_unit, spoken
-from vitlab.studies.worker import FAILURES, finished
+from vitlab.studies.worker import FAILURES, MOST_BEGINNINGS, finished
 from vitlab.training.recipe import merged, read_recipe, recipe_from_dict, with_changes
 
 _GPU_WORKERS = 4  # small runs leave a GPU half idle, and each spends seconds on loading and compiling beside it
 _LOOK_S = 0.5  # between looks at what has been finished
 _STOP_S = 60.0  # for a worker to save its step before it is killed
 _CLASSES = 2  # any number of them: what is checked before the data are open depends on none
-_MOST_RESTARTS = 3  # of a worker that dies by itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +61,6 @@ class StudyRunResult:
         return 1 if self.failed else 0
 
     def to_json(self) -> dict[str, Any]:
-        from vitlab.studies.study_report import outcome_to_dict
-
         return {
             "folder": str(self.folder),
             "reports": {name: str(path) for name, path in self.reports.items()},
@@ -75,8 +72,6 @@ class StudyRunResult:
         }
 
     def sentences(self) -> list[str]:
-        from vitlab.studies.study_report import outcome_lines
-
         lines = [line for outcome in self.outcomes for line in (*outcome_lines(outcome), "")]
         lines += [f"Failed: {name}: {why}" for name, why in self.failed.items()]
         before = f", {self.done_before} done before" if self.done_before else ""
@@ -97,6 +92,12 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     if options.workers is not None and options.workers < 1:
         raise UsageError(f"--workers must be at least 1, not {options.workers}")
     studies = [(study := read_study(name), first_seeds(study.at(options.scale), options.seeds)) for name in names]
+    alike = [study.name for study, _ in studies if [one.name for one, _ in studies].count(study.name) > 1]
+    require(
+        not alike,
+        f"two studies are called {alike[0] if alike else ''}, and each needs a folder of its own",
+        "Rename a file.",
+    )
     runs = list_runs(studies)
     before = finished(folder, runs)
     title = _names(studies)
@@ -111,7 +112,7 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     try:
         if len(before) < len(runs):
             workers.start([run for run in runs if run.key not in before])
-        _watch(workers, studies, runs, console)
+        _watch(workers, studies, runs, title, console)
     except Stopped as stopped:
         done = f"{sum(record_path(folder, run.key).exists() for run in runs)} of {len(runs)} runs are done."
         stopped.advice = f"{done} Resume with:  {command_of('study run', options)}"
@@ -179,7 +180,7 @@ def _long(scale: Scale, options: StudyRunOptions) -> str:
 def _describe(
     studies: Sequence[tuple[Study, Scale]], runs: Sequence[StudyRun], done: Mapping[str, CellRecord], folder: Path
 ) -> dict[str, object]:
-    cells = {f"{study.name}": f"{len(list_cells(scale))} cells. {scale.about}" for study, scale in studies}
+    cells = {f"{study.name}": f"{count_cells(scale)} cells. {scale.about}" for study, scale in studies}
     return {"out": folder, **cells, "runs": f"{len(runs)}, of which {len(done)} are done"}
 
 
@@ -232,9 +233,10 @@ class _Workers:
         shared = max(1, cores // len(places))
         threads = self.options.threads or (shared if on_gpu else 1)
         for device, environment in places:
+            beside = places.count((device, environment))
             words = [sys.executable, "-m", "vitlab.studies.worker", str(self.folder), "--device", device]
             words += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
-            words += ["--workers", str(len(places)), "--threads", str(threads)]
+            words += ["--workers", str(beside), "--threads", str(threads)]
             words += ["--timed-threads", str(self.options.threads or shared)]
             words += ["--seeds", str(self.options.seeds)] if self.options.seeds else []
             words += ["--parent", str(os.getpid())]
@@ -252,11 +254,15 @@ class _Workers:
             start_new_session=True,
         )
 
-    def at_work(self) -> bool:
-        """Whether any is; one that a signal killed, for want of memory say, is started again."""
+    def at_work(self, ended: int) -> bool:
+        """Whether any is; one that a signal killed, for want of memory say, is started again.
+
+        Not without end: a run that kills its worker fails after some beginnings, and `ended` is how many runs have ended.
+        """
+        most = MOST_BEGINNINGS * (len(self.processes) + ended)
         for i, (process, words, variables) in enumerate(self.processes):
             code = process.poll()
-            if code is not None and code < 0 and self.restarts < _MOST_RESTARTS:
+            if code is not None and code < 0 and self.restarts < most:
                 self.restarts += 1
                 self.processes[i] = (self._popen(words, variables), words, variables)
         return any(process.poll() is None for process, _, _ in self.processes)
@@ -292,15 +298,20 @@ def _gpus() -> list[str]:
 
 
 def _watch(
-    workers: _Workers, studies: Sequence[tuple[Study, Scale]], runs: Sequence[StudyRun], console: Console
+    workers: _Workers,
+    studies: Sequence[tuple[Study, Scale]],
+    runs: Sequence[StudyRun],
+    names: Mapping[str, str],
+    console: Console,
 ) -> None:
     """Until the workers have ended: a live table on a terminal, else a line for each run that is finished."""
-    leases, started = Leases(workers.folder / LEASES), time.monotonic()
+    leases, started = Leases(workers.folder / LEASES), time.perf_counter()
     known = finished(workers.folder, runs)
-    at_first, names, left = len(known), _names(studies), "?"
+    at_first, left = len(known), "?"
     with _table(studies, console) as table:
         while True:
-            at_work = workers.at_work()
+            failed = sum(1 for _ in (workers.folder / FAILURES).glob("*.txt"))
+            at_work = workers.at_work(len(known) + failed)
             new = [run for run in runs if run.key not in known and record_path(workers.folder, run.key).exists()]
             left = seconds_left(started, len(known) + len(new) - at_first, len(runs) - at_first) if new else left
             for run in new:

@@ -97,9 +97,10 @@ def is_timed(measure: str) -> bool:
     return measure in _TIMED or measure == "seconds"
 
 
-def count_in_words(found: Estimate, measure: str) -> str:
+def count_in_words(found: Estimate, measure: str, missing: int = 0) -> str:
     """What an estimate is a mean of: a seed changes nothing about a speed, which is measured anew."""
-    count = amount(found.n, "measurement" if measure in _TIMED else "seed")
+    what = "measurement" if measure in _TIMED else "seed"
+    count = f"{found.n} of {amount(found.n + missing, what)}" if missing else amount(found.n, what)
     return f"{count}, all alike" if _is_level(found) else count  # a formula has no spread
 
 

@@ -6,6 +6,7 @@ Several may work in one folder, on one machine or on many: leases decide who doe
 import argparse
 import dataclasses
 import os
+import platform
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ from vitlab.studies.study_file import read_study
 
 RUNS, FAILURES = "runs", "failures"
 BUNDLE = "bundle"  # of a training run: its weights
+MOST_BEGINNINGS = 3  # of a run whose workers are killed, in one call
 _PAUSE_S = 0.5  # between looks, where others have all that is left
 
 
@@ -37,7 +39,7 @@ class Machine(NamedTuple):
     device: str
     threads: int | None = None
     timed_threads: int | None = None  # of what is timed
-    workers: int = 1  # of the same call, on all devices
+    workers: int = 1  # of the same call, on this device
 
 
 def work(folder: Path, runs: Sequence[StudyRun], leases: Leases, machine: Machine) -> dict[str, str]:
@@ -51,6 +53,10 @@ def work(folder: Path, runs: Sequence[StudyRun], leases: Leases, machine: Machin
             try:
                 with leases.take(run.key) as lease:
                     if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
+                        continue
+                    if lease.begun > MOST_BEGINNINGS:
+                        killed = VitlabError(f"{MOST_BEGINNINGS} workers were killed at it: out of memory?")
+                        failed[run.key] = _explain(folder, run, killed)
                         continue
                     place = run_place(folder, run, lease.attempt)
                     reason = _do(folder, run, place, start, leases, machine)
@@ -88,12 +94,12 @@ def _do(
     try:
         threads = machine.timed_threads if run.stage.verb == "speed" else machine.threads
         record = execute_run(run, place, start, device=machine.device, threads=threads, workers=machine.workers)
+        forget_checkpoints(place)  # before the record says that nobody has to look here again
+        shared = max(record.workers, beside, leases.count_here())  # also with those of another call
+        write_cell(folder, dataclasses.replace(record, workers=shared))
     except Exception as error:
         return _explain(folder, run, error)
-    shared = max(record.workers, beside, leases.count_here())  # also with those of another call
-    write_cell(folder, dataclasses.replace(record, workers=shared))
     fsio.remove_file(folder / FAILURES / f"{run.key}.txt")  # of an earlier try
-    forget_checkpoints(place)
     return None
 
 
@@ -165,7 +171,9 @@ def main() -> int:
     if given.parent is not None:
         threading.Thread(target=_end_with, args=(given.parent,), daemon=True).start()
     studies = [_chosen(one, given.seeds) for one in given.study]
-    leases = Leases(given.folder / LEASES, given.beat, given.gone)
+    call = "" if given.parent is None else f"{platform.node()} {given.parent}"
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if given.device == "cuda" else ""
+    leases = Leases(given.folder / LEASES, given.beat, given.gone, call, gpu)
     try:
         machine = Machine(given.device, given.threads, given.timed_threads, given.workers)
         failed = work(given.folder, list_runs(studies), leases, machine)

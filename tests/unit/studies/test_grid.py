@@ -71,6 +71,7 @@ def test_key_is_of_what_decides_the_run_and_of_nothing_else(tmp_path: Path) -> N
         ('recipe = "study-laptop-vit"', 'recipe = "study-laptop-vit"\ndata = "cifar10"'),
         ('recipe = "study-laptop-vit"', 'recipe = "study-laptop-vit"\ninit = "somewhere"'),
         ('recipe = "study-laptop-vit"', 'recipe = "study-laptop-vit"\nset = { "train.epochs" = 3 }'),
+        ('recipe = "study-laptop-vit"', 'recipe = "study-laptop-vit"\nverb = "noisy-student"'),
         ("[scales.laptop]", "[scales.laptop]\nseeds = [3, 4, 5]"),
     ):
         assert old in TINY

@@ -15,7 +15,7 @@ import pytest
 from vitlab.core import fsio
 from vitlab.core.signals import Stopped
 from vitlab.studies import leases as module
-from vitlab.studies.leases import LeaseLost, Leases
+from vitlab.studies.leases import Lease, LeaseLost, Leases
 
 KEY = "0123456789abcdef"
 GONE = 0.3
@@ -38,7 +38,7 @@ def left_by(folder: Path, **changes: Any) -> Path:
     """The lease of a worker that went without giving it back."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{KEY}.1"
-    path.write_text(module._text(1, 0))
+    path.write_text(module._text(Lease(path, 1), 0))
     path.write_text(json.dumps({**json.loads(path.read_text()), "token": "theirs", **changes}))
     return path
 
@@ -175,7 +175,7 @@ def test_one_that_wakes_up_learns_that_it_lost(tmp_path: Path, monkeypatch: pyte
     ):
         assert mine is not None
         theirs = mine.path.with_name(f"{KEY}.2")
-        theirs.write_text(module._text(2, 0))
+        theirs.write_text(module._text(Lease(theirs, 2), 0))
         mine.path.unlink()
         time.sleep(0.1)
     assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.2"], "theirs stays, and ours does not come back"
@@ -207,7 +207,8 @@ def test_late_look_does_not_take_a_lease_that_has_moved_on(tmp_path: Path, monke
 
     def moved_on(owner: dict[str, Any]) -> bool:
         (tmp_path / f"{KEY}.1").unlink()
-        (tmp_path / f"{KEY}.3").write_text(module._text(1, 0))
+        third = tmp_path / f"{KEY}.3"
+        third.write_text(module._text(Lease(third, 1), 0))
         return look(owner)
 
     monkeypatch.setattr(module, "_is_dead", moved_on)
@@ -244,3 +245,44 @@ def test_what_a_signal_left_is_given_back_and_nothing_else(tmp_path: Path, monke
     assert len(list(leases.folder.iterdir())) == 2
     leases.give_back()
     assert list(leases.folder.iterdir()) == [another]
+
+
+def test_workers_of_one_call_count_how_often_they_began_a_run(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        dead = {"pid": gone.pid, "started": module._started(gone.pid) or 1}
+    for call, begun in (("mine", 3), ("another", 1), ("", 1)):
+        left_by(tmp_path, **dead, call="mine", begun=2)
+        with Leases(tmp_path, call=call).take(KEY) as lease:
+            assert lease is not None and lease.begun == begun
+            assert json.loads(lease.path.read_text())["begun"] == begun
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_are_counted_here_share_what_this_one_computes_on(tmp_path: Path) -> None:
+    on_one, on_other, anywhere = (Leases(tmp_path, gpu=gpu) for gpu in ("0", "1", ""))
+    with on_one.take(KEY), anywhere.take("f" * 16):
+        counts = [leases.count_here() for leases in (on_one, on_other, anywhere)]
+        assert counts == [2, 1, 2]
+        (tmp_path / f".{KEY}.1.0a1b.tmp").write_text((tmp_path / f"{KEY}.1").read_text())
+        assert on_one.count_here() == 2, "a beat that is being written is no run"
+        left_by(tmp_path / "other", host="elsewhere")
+        (tmp_path / "other" / f"{KEY}.1").rename(tmp_path / "0000000000000000.1")
+        (tmp_path / "1111111111111111.2").write_text(json.dumps({"free": True, "attempt": 2}))
+        assert on_one.count_here() == 2, "neither what another machine does, nor what nobody does"
+
+
+def test_a_beat_outlives_a_folder_that_is_gone_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shared file system answers while its server starts anew."""
+    seen = threading.Event()
+
+    def stale(*_: Any) -> bool:
+        if seen.is_set():
+            return False
+        seen.set()
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(module._Held, "_is_taken_over", stale)
+    with Leases(tmp_path, beat_s=0.01).take(KEY) as lease:
+        assert lease is not None
+        wait_until(lambda: json.loads(lease.path.read_text())["beat"] >= 2)
+    assert seen.is_set()

@@ -289,6 +289,31 @@ def test_times_of_two_machines_or_of_a_shared_one_are_not_compared(tmp_path: Pat
     assert "some runs shared their machine" in beside.sentence and beside.verdict == UNKNOWN
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        f'statistic = "ratio"\n{AB}',
+        'statistic = "value"\na = { kind = "A" }',
+        'statistic = "exponent"\nalong = "size"\na = { kind = "A" }',
+    ],
+    ids=["ratio", "value", "exponent"],
+)
+def test_times_with_other_cores_are_of_another_machine_also_along_an_axis(tmp_path: Path, test: str) -> None:
+    def timed(threads: Callable[[Cell], int]) -> Callable[[Cell, CellRecord], CellRecord]:
+        def change(cell: Cell, record: CellRecord) -> CellRecord:
+            numbers = {**record.numbers, "images_per_second": cell.values["size"].x or 0.0}
+            hardware = {"name": "x86_64", "cpus": 64, "threads": threads(cell)}
+            return dataclasses.replace(record, numbers=numbers, hardware=hardware, workers=1)
+
+        return change
+
+    text = f'{test}\nmeasure = "images_per_second"\nabove = 0.1'
+    assert only(judged(tmp_path, text, change=timed(lambda _: 64))).found is not None
+    two = only(judged(tmp_path, text, change=timed(lambda cell: 64 if cell.labels["size"] == "1" else 2)))
+    assert "x86_64 with 2 threads of 64 cores and x86_64 with 64 threads of 64 cores" in two.sentence
+    assert two.verdict == UNKNOWN
+
+
 def test_a_claim_that_fails_counts_the_seeds_of_the_test_that_does(tmp_path: Path) -> None:
     lacking = 'statistic = "value"\nmeasure = "mean_ap"\nabove = 0.0'
     found = judged(tmp_path, 'statistic = "value"\nabove = 1.0', lacking)
@@ -392,14 +417,44 @@ def test_claim_holds_if_all_tests_do_and_fails_if_one_does(
 
 @pytest.mark.parametrize(("seeds", "expected"), [(1, UNKNOWN), (2, UNKNOWN), (3, HOLDS)])
 def test_fewer_than_three_seeds_decide_nothing(tmp_path: Path, seeds: int, expected: str) -> None:
+    scale = SCALE.replace(
+        'about = "Nothing to speak of."', f'about = "Nothing to speak of."\nseeds = {[*range(seeds)]}'
+    )
+    assert judged(tmp_path, YES, scale=scale).verdict == expected, "all that there are"
     found = judged(tmp_path, YES, without=lambda cell: cell.seed >= seeds)
     assert found.verdict == expected and len(only(found).by_seed) == seeds
-    assert f"{seeds} seed{'s' if seeds > 1 else ''}" in only(found).sentence
+    assert ("3 seeds" if seeds == 3 else f"{seeds} of 3 seeds") in only(found).sentence
 
 
 def test_seed_that_one_side_lacks_is_left_out(tmp_path: Path) -> None:
     found = judged(tmp_path, YES, without=lambda cell: cell.seed == 1 and cell.labels["kind"] == "B")
     assert list(only(found).by_seed) == [0, 2]
+
+
+def test_seeds_that_are_left_of_more_decide_nothing(tmp_path: Path) -> None:
+    """Of five seeds the two that diverged left no records, and would have turned the verdict."""
+
+    def level(cell: Cell) -> float:
+        return by_hand(cell) - (0.4 if cell.labels["kind"] == "A" and cell.seed > 2 else 0.0)
+
+    scale = SCALE.replace('about = "Nothing to speak of."', 'about = "Nothing to speak of."\nseeds = [0, 1, 2, 3, 4]')
+    assert judged(tmp_path, YES, level=level, scale=scale).verdict != HOLDS
+    left = judged(tmp_path, YES, level=level, scale=scale, without=lambda cell: cell.seed > 2)
+    assert left.verdict == UNKNOWN and only(left).seeds == 3 and "3 of 5 seeds" in only(left).sentence
+
+
+def test_a_difference_is_of_cells_that_are_alike_but_for_what_is_compared(tmp_path: Path) -> None:
+    """B lacks the size at which A is best: its mean over all sizes is of other cells."""
+    scale = SCALE.replace(
+        "[scales.laptop.stages.train]", '[[scales.laptop.skip]]\nkind = "B"\nsize = "4"\n[scales.laptop.stages.train]'
+    )
+    found = only(judged(tmp_path, f'statistic = "difference"\n{AB}\nabove = 0.0', scale=scale))
+    assert list(found.by_seed.values()) == pytest.approx([(0.10 + 0.15) / 2] * 3)
+
+
+def test_the_best_loss_is_the_lowest(tmp_path: Path) -> None:
+    text = 'statistic = "value"\nmeasure = "loss"\na = { kind = "A", size = "best" }\nbelow = 0.9'
+    assert only(judged(tmp_path, text)).test.a["size"] == "4", "where the accuracy is highest"
 
 
 def test_within_bounds(tmp_path: Path) -> None:

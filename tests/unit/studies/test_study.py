@@ -330,3 +330,17 @@ def test_what_skip_leaves_out_cannot_be_tested(tmp_path: Path) -> None:
     one_place = '[scales.laptop]\nskip = [{ kind = "A", size = "1" }, { kind = "A", size = "2" }]\n'
     with pytest.raises(UsageError, match="fewer than 2 places"):
         tiny_study(tmp_path, slope.replace("[scales.laptop]\n", one_place))
+
+
+def test_few_shot_of_named_weights_has_one_seed(tmp_path: Path) -> None:
+    """The seed changes nothing there: three of them would be one number with an interval of nothing."""
+    stage = '[scales.laptop.stages.train]\nverb = "few-shot"\ninit = "ViT-S/14@dinov2"\ndata = "digits"'
+    text = TINY.replace('[scales.laptop.stages.train]\nrecipe = "study-laptop-vit"', stage)
+    text = (
+        text[: text.index("[scales.laptop.axes.kind]")]
+        + '[scales.laptop.axes.kind]\nA = {}\nB = { train = { init = "x" } }\n'
+    )
+    text = re.sub(r"(?s)\[\[drawings\]\].*?\n\n", 'measure = "few_shot_5"\n[[drawings]]\nx = "kind"\n\n', text)
+    with pytest.raises(UsageError, match="few-shot of named weights is the same for every seed"):
+        tiny_study(tmp_path, text)
+    tiny_study(tmp_path, text.replace("[scales.laptop.stages.train]", "seeds = [0]\n[scales.laptop.stages.train]"))

@@ -21,7 +21,7 @@ from vitlab.report.plot import NO_RUNS, Plot
 from vitlab.studies.cell_records import CellRecord, read_cells
 from vitlab.studies.claims import ClaimsReport
 from vitlab.studies.grid import Cell, list_cells, list_runs
-from vitlab.studies.outcome import find_outcome
+from vitlab.studies.outcome import Outcome, find_outcome
 from vitlab.studies.printed import printed_plot
 from vitlab.studies.repeat import repeat_commands
 from vitlab.studies.reporting import StudyReport, report_study
@@ -412,7 +412,7 @@ def test_power_law_of_an_accuracy_is_that_of_its_error(tmp_path: Path, exponent:
     assert len(curves) == (2 if trend else 0), "no curve where the fit says nothing"
     assert curves[0].startswith(said) if trend else plot.series[0].label.startswith(said)
     assert any(line.startswith(said) for line in outcome_lines(outcome))
-    assert f"- {said}" in to_markdown(outcome, "x", "").replace("\\", "")
+    assert f"- {said}" in to_markdown(outcome, build_page(outcome, "x"), "x", "").replace("\\", "")
 
 
 def test_front_is_told_in_words_and_numbers() -> None:
@@ -550,8 +550,22 @@ def test_a_table_says_how_often_was_measured(tmp_path: Path) -> None:
     study = tiny_study(tmp_path)
     records = records_of(study.at("laptop"))
     one = first_seeds(study.at("laptop"), 1)
-    assert "One seed of each.\n" in to_markdown(find_outcome(study, one, records), "x", "")
-    assert "95 % interval over 3 seeds.\n" in to_markdown(find_outcome(study, study.at("laptop"), records), "x", "")
+
+    def text(outcome: Outcome) -> str:
+        return to_markdown(outcome, build_page(outcome, "x"), "x", "")
+
+    assert "One seed of each.\n" in text(find_outcome(study, one, records))
+    assert "95 % interval over 3 seeds.\n" in text(find_outcome(study, study.at("laptop"), records))
     speed = read_study("speed")
     timed = find_outcome(speed, speed.at("laptop"), records_of(speed.at("laptop"), flops=lambda _: 0.0))
-    assert "95 % interval over 3 measurements.\n" in to_markdown(timed, "x", "")
+    assert "95 % interval over 3 measurements.\n" in text(timed)
+
+
+def test_a_claim_that_is_post_hoc_is_marked_on_the_page_once_it_is_measured(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path, TINY.replace('where = "section 0"', 'where = "section 0"\npost_hoc = "the bound"'))
+    scale = study.at("laptop")
+    for records, said in ((records_of(scale), "the bound"), ({}, "")):
+        (verdicts,) = [
+            one for one in build_page(find_outcome(study, scale, records), "x").sections if isinstance(one, Verdicts)
+        ]
+        assert [row.post_hoc for row in verdicts.rows] == [said]

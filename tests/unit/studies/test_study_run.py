@@ -50,7 +50,7 @@ def test_several_workers_on_each_gpu_share_the_cores(started: Started) -> None:
     assert sorted(gpus(started)) == ["0"] * 4 + ["1"] * 4
     assert gpus(started)[:2] == ["0", "1"], "few runs are spread over the GPUs"
     for words, variables in started:
-        assert (option(words, "--threads"), option(words, "--workers")) == ("2", "8")
+        assert (option(words, "--threads"), option(words, "--workers")) == ("2", "4"), "four on each GPU"
         assert variables["OMP_NUM_THREADS"] == "2"
 
 
@@ -65,6 +65,7 @@ def test_gpus_that_others_hid_are_left_alone_and_workers_can_be_chosen(
 def test_what_is_timed_has_its_gpu_to_itself(started: Started) -> None:
     start("attention-cost")
     assert gpus(started) == ["0", "1"]
+    assert {option(words, "--workers") for words, _ in started} == {"1"}, "what the other GPU does disturbs no times"
 
 
 def test_without_gpus_every_core_has_a_worker_and_no_more_workers_than_runs(
@@ -82,6 +83,21 @@ def test_without_gpus_every_core_has_a_worker_and_no_more_workers_than_runs(
     start("attention-cost", device="cpu")
     assert [option(words, "--timed-threads") for words, _ in started] == ["16"], "what is timed has all cores"
     assert [option(words, "--threads") for words, _ in started] == ["1"], "and what is trained beside it has one"
+
+
+def test_workers_that_die_are_started_again_but_not_without_end() -> None:
+    class Dead:
+        def poll(self) -> int:
+            return -9
+
+    workers = study_run._Workers(Path("out"), [], StudyRunOptions("positions"))
+    again: list[list[str]] = []
+    workers._popen = lambda words, _: again.append(words) or Dead()  # pyright: ignore
+    workers.processes = [(Dead(), ["a"], {}), (Dead(), ["b"], {})]  # pyright: ignore
+    for ended, most in ((0, 6), (0, 6), (1, 9)):
+        for _ in range(8):
+            workers.at_work(ended)
+        assert len(again) == most
 
 
 # --- what is refused before the first run -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 from study_records import HEAD, measured, record_of, tiny_study
 
-from vitlab.core.errors import UsageError
+from vitlab.core.errors import FileProblem, UsageError
 from vitlab.studies import cell_run
 from vitlab.studies import leases as leases_module
+from vitlab.studies import worker as worker_module
 from vitlab.studies.cell_records import CellRecord, read_cells, write_cell
 from vitlab.studies.cell_run import forget_checkpoints, thinned_curve
 from vitlab.studies.grid import StudyRun, list_runs
@@ -51,6 +53,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
 
     def execute(run: StudyRun, place: Path, start: Path | None, **_: Any) -> CellRecord:
         (place / "bundle").mkdir(parents=True, exist_ok=True)
+        (place / "checkpoints" / "step-000000001").mkdir(parents=True, exist_ok=True)
         done.append((run.key, place.name, "" if start is None else start.name))
         return record_of(run, measured(run, 0.5))
 
@@ -72,6 +75,7 @@ def test_every_run_once_and_after_its_start(
     assert list((tmp_path / LEASES).iterdir()) == []
     before = list(executed)
     assert go(tmp_path, runs) == {} and executed == before, "nothing is left to do"
+    assert not list(tmp_path.rglob("step-*")), "checkpoints of hundreds of runs would fill a disk"
     (tmp_path / "records" / "cells" / f"{runs[0].key}.json").unlink()
     go(tmp_path, runs)
     assert [key for key, _, _ in executed[len(before) :]] == [runs[0].key]
@@ -101,6 +105,58 @@ def test_failure_is_a_sentence_and_stops_what_starts_from_it_alone(
     assert text.startswith("unknown config key 'x'\n") and "Traceback" in text
     monkeypatch.setattr(cell_run, "execute_run", well)
     assert go(tmp_path, runs) == {} and len(executed) == 4, "what failed is tried again by the next"
+    assert not list((tmp_path / FAILURES).iterdir()), "and is then no failure any more"
+
+
+def test_a_start_whose_weights_are_gone_is_run_again_for_what_needs_it(
+    tmp_path: Path, runs: list[StudyRun], executed: list[tuple[str, str, str]]
+) -> None:
+    """As where the records alone were brought to another machine."""
+    go(tmp_path, runs)
+    first, second, *_ = runs
+    assert second.start is first
+    (tmp_path / "records" / "cells" / f"{second.key}.json").unlink()
+    shutil.rmtree(tmp_path / "runs")
+    before = len(executed)
+    assert go(tmp_path, runs) == {}
+    assert [key for key, _, _ in executed[before:]] == [first.key, second.key]
+
+
+def test_a_run_that_kills_its_workers_fails_and_the_others_go_on(
+    tmp_path: Path, runs: list[StudyRun], executed: list[tuple[str, str, str]]
+) -> None:
+    wrong = runs[2]
+    folder = tmp_path / LEASES
+    folder.mkdir()
+    dead = {
+        **json.loads(leases_module._text(Lease(folder, 1, begun=3, call="this"), 0)),
+        "pid": 2**22 + 1,
+        "started": 1,
+    }
+    (folder / f"{wrong.key}.3").write_text(json.dumps(dead))
+    failed = work(tmp_path, runs, Leases(folder, call="this"), Machine("cpu", threads=1))
+    assert failed == {wrong.key: "3 workers were killed at it: out of memory?"}
+    assert {key for key, _, _ in executed} == {run.key for run in runs} - {
+        run.key for run in runs if wrong in run.chain()
+    }
+    assert work(tmp_path, runs, Leases(folder, call="the next"), Machine("cpu", threads=1)) == {}
+
+
+def test_a_record_that_cannot_be_written_is_a_failure_of_its_run_alone(
+    tmp_path: Path, runs: list[StudyRun], executed: list[tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def full(folder: Path, record: CellRecord) -> Path:
+        if record.key == runs[2].key:
+            raise FileProblem("no space left on device")
+        return write_cell(folder, record)
+
+    monkeypatch.setattr(worker_module, "write_cell", full)
+    assert go(tmp_path, runs)[runs[2].key] == "no space left on device"
+    assert {run.key for run in runs} - set(finished(tmp_path, runs)) == {
+        run.key for run in runs if runs[2] in run.chain()
+    }
+    assert executed
 
 
 def test_two_workers_share_the_runs(
@@ -142,8 +198,9 @@ def test_silent_worker_elsewhere_is_followed_in_a_folder_of_its_own_and_its_reco
     """And the weights that the next stage starts from are those of the attempt that was finished."""
     first = runs[0]
     (tmp_path / LEASES).mkdir()
-    owner = {**json.loads(leases_module._text(1, 3)), "host": "elsewhere", "token": "theirs"}
-    (tmp_path / LEASES / f"{first.key}.1").write_text(json.dumps(owner))
+    path = tmp_path / LEASES / f"{first.key}.1"
+    owner = {**json.loads(leases_module._text(Lease(path, 1), 3)), "host": "elsewhere", "token": "theirs"}
+    path.write_text(json.dumps(owner))
     (tmp_path / "runs" / first.key).mkdir(parents=True)  # half a run, which it may be writing still
     began = time.monotonic()
     assert go(tmp_path, runs, gone_s=1.0) == {}
