@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -304,9 +305,25 @@ def render(report: Report) -> str:
     scripts = [_asset(name) for name in ("page.js", "viewer.js")[: 1 + has_viewer]]
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     footer = " · ".join(filter(None, [f"vitlab {package_version('vitlab')}", report.footer]))
+    filters = _filters(sections)
     return _template().render(
-        report=report, sections=place(sections), footer=footer, styles=styles, scripts=scripts, digests=digests
+        report=report,
+        sections=place(sections),
+        footer=footer,
+        styles=styles,
+        scripts=scripts,
+        digests=digests,
+        kinds=[kind for kind, _ in filters],
+        filters=filters if sum(isinstance(part, Verdicts) for part in sections) > 1 else [],
     )
+
+
+def _filters(sections: Sequence[Section]) -> list[tuple[str, int]]:
+    """Every verdict of a page and how often it is given: what holds, what does not, and the others by their number."""
+    rows = [row for part in sections if isinstance(part, Verdicts) for row in part.rows]
+    counts = Counter(row.verdict for row in rows)
+    rank = {row.verdict: {True: 0, False: 1, None: 2}[row.good] for row in rows}
+    return sorted(counts.items(), key=lambda item: (rank[item[0]], -item[1], item[0]))
 
 
 @functools.cache  # several runs in one process, as in a sweep, compile it once

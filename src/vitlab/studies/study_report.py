@@ -147,6 +147,7 @@ def build_page(outcome: Outcome, command: str) -> Report:
     study, scale = outcome.study, outcome.scale
     missing = outcome.cells - outcome.measured
     number, headline = count_verdicts(one.verdict for one in outcome.claims)
+    marked = [one for one in outcome.claims if one.claim.post_hoc and one.verdict != NOT_YET]
     drawn = draw_all(outcome, command)
     own = [one.plot for one in drawn if one.plot.shown or one.drawing.x != "layer"]
     sections: list[Section] = [*own]
@@ -181,6 +182,7 @@ def build_page(outcome: Outcome, command: str) -> Report:
             ("seeds", str(len(scale.seeds))),
             ("scale", scale.name),
             ("paper", study.paper),
+            *([("post hoc", f"{len(marked)} of {amount(len(outcome.claims), 'claim')}")] if marked else []),
         ],
         facts=facts,
         sections=sections,

@@ -55,7 +55,10 @@ def work(folder: Path, runs: Sequence[StudyRun], leases: Leases, machine: Machin
                     if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
                         continue
                     if lease.begun > MOST_BEGINNINGS:
-                        killed = VitlabError(f"{MOST_BEGINNINGS} workers were killed at it: out of memory?")
+                        killed = VitlabError(
+                            f"{MOST_BEGINNINGS} workers were killed at it: out of memory?",
+                            hint="Fewer at once need less of it: --workers 1.",
+                        )
                         failed[run.key] = _explain(folder, run, killed)
                         continue
                     place = run_place(folder, run, lease.attempt)
