@@ -6,8 +6,9 @@
 #   bench/gpu.sh profile OUT     where the time of a training step goes
 #   bench/gpu.sh attention OUT   torch's attention kernels and the formula itself
 #   bench/gpu.sh scratch OUT     a plain ViT on CIFAR-10 from scratch
-#   bench/gpu.sh tune OUT        with Muon: more width, patch dropout, smaller patches, 64 pixels at the end, judged by a tenth of the training images; EPOCHS
-#   bench/gpu.sh seeds OUT       the same from scratch with SEEDS at once, EPOCHS, and the settings in SET or those that `tune` chose
+#   bench/gpu.sh tune OUT        with Muon: more width, patch dropout, smaller patches, 64 pixels at the end, each for GPU_S seconds, judged by a
+#                                tenth of the training images
+#   bench/gpu.sh seeds OUT       what `tune` chose, on all training images, with SEEDS at once, each for GPU_S seconds of a GPU of its own
 #   bench/gpu.sh tiny OUT        the same model on Tiny-ImageNet from scratch; SEEDS
 #   bench/gpu.sh fractals OUT    the same model: fractals, then CIFAR-10, beside CIFAR-10 alone with as many images seen
 #   bench/gpu.sh specialised OUT axial attention and non-local blocks beside their multiply-adds
@@ -46,36 +47,25 @@ go() {
     return "$code"
 }
 
-# `cifar NAME BEFORE PART AFTER ...` trains a ViT on CIFAR-10 for PART per cent of $epochs; where BEFORE is above 0, first as a masked
-# autoencoder on the same images without labels, for BEFORE per cent, with the model and the held-out part among the options that
-# follow; where AFTER is above 0, then at 64 pixels, for AFTER per cent and at half the rate. MORE are options of a trial, for all.
+# `cifar NAME SHARE IMAGES ...` trains a ViT on CIFAR-10 with Muon for $GPU_S seconds of a GPU that it would have for itself; of these, where
+# SHARE is below 100, the last ones at 64 pixels and half the rate. IMAGES are those of an epoch. MORE are options of a trial.
+muon="--recipe cifar10-plain-vit --set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true --set optim.weight_decay=0.2"
+at_64="--set data.image_size=64 --set data.augment.shift_px=8 --set optim.lr=1e-3 --set keep_head=true"
 cifar() {
-    local name=$1 before=$2 part=$3 after=$4 start=()
-    shift 4
-    if [ "$before" -gt 0 ]; then
-        local shared=() word
-        for word in "$@"; do
-            case $word in model.name=* | data.val_frac=*) shared+=(--set "$word") ;; esac
-        done
-        # shellcheck disable=SC2086 # options are words
-        go "$name-mae" --recipe cifar10-mae ${shared[@]+"${shared[@]}"} --seed "$(seed_of "$@")" --set train.epochs="$((epochs * before / 100))" ${MORE:-}
-        start=(--init "$runs/$name-mae")
-    fi
-    # shellcheck disable=SC2086
-    go "$name" --recipe cifar10-plain-vit --set train.epochs="$((epochs * part / 100))" ${start[@]+"${start[@]}"} "$@" ${MORE:-}
-    if [ "$after" -gt 0 ]; then
+    local name=$1 share=$2 images=$3
+    shift 3
+    # shellcheck disable=SC2086 # options are words
+    go "$name" $muon --set optim.lr=2e-3 --set train.epochs="$(epochs "${name##*.}" "$share" "$images")" "$@" ${MORE:-}
+    if [ "$share" -lt 100 ]; then
         # shellcheck disable=SC2086
-        go "$name-64" --recipe cifar10-plain-vit --set train.epochs="$((epochs * after / 100))" --init "$runs/$name" "$@" \
-            --set data.image_size=64 --set data.augment.shift_px=8 --set optim.lr=1e-3 --set keep_head=true ${MORE:-}
+        go "$name-64" $muon $at_64 --set train.epochs="$(epochs "${name##*.}-64" "$((100 - share))" "$images")" --init "$runs/$name" "$@" ${MORE:-}
     fi
 }
 
-seed_of() {
-    while [ $# -gt 1 ]; do
-        if [ "$1" = --seed ]; then echo "$2" && return; fi
-        shift
-    done
-    echo 0
+# How many epochs a candidate passes in its share of the time, by the rates that `tune` has measured.
+epochs() {
+    awk -v name="$1" -v share="$2" -v images="$3" -v seconds="${GPU_S:-240}" \
+        '$1 == name { found = 1; printf "%d", $2 * seconds * share / 100 / images } END { exit !found }' "$runs/rates"
 }
 
 case $stage in
@@ -95,39 +85,57 @@ scratch)
     go scratch --recipe cifar10-plain-vit-long
     ;;
 tune)
-    # Runs at once: each compiles and tests while others train. About equal compute for all, and an average of the weights over as small
-    # a part of the run as in a long one. The best by a tenth of the training images is written to $runs/tuned, for `seeds`.
-    short="--set data.val_frac=0.1 --set train.ema=${EMA:-0.9995}"
-    muon="--set optim.name=muon --set optim.momentum=0.95 --set optim.nesterov=true --set optim.lr=2e-3 --set optim.weight_decay=0.2"
-    wide="--set model.name=ViT-w384d9m1536h6/4" fine="--set model.name=ViT-w192d9m768h3/2" epochs=${EPOCHS:-40}
-    while read -r name before part after options; do
-        # shellcheck disable=SC2086 # options are words
-        cifar "tune-$name" "$before" "$part" "$after" $short $options </dev/null &
-        echo "$before $part $after $options" >"$runs/tune-$name.options"
-    done <<END
-then-64 0 60 9 $muon
-wide 0 60 0 $muon $wide
-wide-patches-50 0 100 0 $muon $wide --set model.patch_dropout=0.5
-patch-2 0 32 0 $muon $fine
+    # All candidates at once: each compiles and tests while others train. First their images per second beside each other, times their
+    # number; then all for the same time of a GPU. The best by a tenth of the training images is written to $runs/tuned, for `seeds`.
+    held="--set data.val_frac=0.1"
+    cat >"$runs/candidates" <<END
+then-64 65
+wide 100 --set model.name=ViT-w384d9m1536h6/4
+wide-patches-50 100 --set model.name=ViT-w384d9m1536h6/4 --set model.patch_dropout=0.5
+patch-2 100 --set model.name=ViT-w192d9m768h3/2
 END
+    if [ ! -f "$runs/rates" ]; then
+        while read -r name share options; do
+            # shellcheck disable=SC2086 # options are words
+            {
+                timeout "${PROBE_S:-120}" python3 -m vitlab train $muon $held $options --out "$runs/rate.$name" ${MORE:-} >"$out/rate-$name.txt" 2>&1 &
+                if [ "$share" -lt 100 ]; then
+                    timeout "${PROBE_S:-120}" python3 -m vitlab train $muon $held $options --set data.image_size=64 --out "$runs/rate.$name-64" ${MORE:-} >"$out/rate-$name-64.txt" 2>&1 &
+                fi
+            } </dev/null
+        done <"$runs/candidates"
+        wait
+        python3 - "$runs" <<'END' | tee "$out/rates.txt"
+import json, pathlib, sys
+runs = sorted(pathlib.Path(sys.argv[1]).glob("rate.*"))
+for run in runs:
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    later = steps[len(steps) // 2 :]  # compiled by then
+    print(run.name.partition(".")[2], round(len(runs) * len(later) / sum(1 / step["images_per_second"] for step in later)))
+END
+        cp "$out/rates.txt" "$runs/rates"
+    fi
+    while read -r name share options; do
+        # shellcheck disable=SC2086
+        cifar "tune.$name" "$share" 45000 $held $options </dev/null &
+    done <"$runs/candidates"
     wait
-    for name in "$runs"/tune-*/; do
+    for name in "$runs"/tune.*/; do
         name=$(basename "$name")
-        options=$runs/${name%-64}.options
-        if [ -f "$runs/$name/report.html" ] && [ -f "$options" ]; then # one that was cut off has another schedule behind it
+        if [ -f "$runs/$name/report.html" ]; then # one that was cut off has another schedule behind it
             last=$(find "$runs/$name/checkpoints" -name progress.json | sort | tail -n 1)
-            echo "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["evaluations"][-1]["top1"])' "$last") $name $(cat "$options")"
+            echo "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["evaluations"][-1]["top1"])' "$last") ${name#tune.}"
         fi
     done | sort -rn | tee "$out/tuned.txt"
-    head -n 1 "$out/tuned.txt" | cut -d ' ' -f 3- >"$runs/tuned"
+    best=$(head -n 1 "$out/tuned.txt" | cut -d ' ' -f 2)
+    grep "^${best%-64} " "$runs/candidates" >"$runs/tuned"
     ;;
 seeds)
-    before=0 part=100 after=0 set=${SET:-} epochs=${EPOCHS:-300}
-    if [ -z "$set" ]; then read -r before part after set <"$runs/tuned"; fi # what `tune` chose; without it this ends here
+    read -r name share set <"$runs/tuned" # what `tune` chose; without it this ends here
     pids=()
     for seed in ${SEEDS:-0 1 2}; do
         # shellcheck disable=SC2086 # options are words
-        cifar "seed-$seed" "$before" "$part" "$after" $set --seed "$seed" &
+        cifar "seed-$seed.$name" "$share" 50000 $set --seed "$seed" </dev/null &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid"; done # a seed that failed fails the stage
