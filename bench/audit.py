@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitlab.core.environment import processor_name
+
 
 def make(folder: Path, count: int) -> None:
     """Ten classes. Blobs of seven by seven colours differ as photos do."""
@@ -81,9 +83,7 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
-    print(
-        f"{given.workers} workers · {platform.processor() or platform.machine()} · Python {platform.python_version()}\n"
-    )
+    print(f"{given.workers} workers · {processor_name()} · Python {platform.python_version()}\n")
     print("| files | seconds | processor ms per file | peak MB | copies planted | found |\n|---|---|---|---|---|---|")
     for count in given.counts:
         with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,6 @@ change.
 """
 
 import argparse
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import torch
 
 import vitlab
 from vitlab.core.dist import World
+from vitlab.core.environment import processor_name
 from vitlab.data.dataset import from_arrays
 from vitlab.data.loader import BadImages, eval_batches
 from vitlab.data.preprocess import Preprocess
@@ -80,7 +80,7 @@ def main() -> None:
             seconds[name].append(clock() - started)
     speed = {name: given.images / statistics.median(taken) for name, taken in seconds.items()}
     machine = (
-        torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()}, {given.threads} thread(s)"
+        torch.cuda.get_device_name() if device.type == "cuda" else f"{processor_name()}, {given.threads} thread(s)"
     )
     head = f"{date.today()} · `python bench/evaluation.py{_options(given)}` · {machine} · torch {torch.__version__}"
     lines = [

@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import platform
-import re
 import signal
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 
 import vitlab
+from vitlab.core.environment import processor_name
 from vitlab.data.decode import read
 from vitlab.data.preprocess import normalise
 from vitlab.engines.inference import infer_pixels
@@ -70,7 +70,7 @@ def main() -> None:
     lines = [
         "# The server: speed, overload and faults",
         "",
-        f"{date.today()} · `{_command(parser, given)}` · {os.cpu_count()} cores of an {_processor()}, load"
+        f"{date.today()} · `{_command(parser, given)}` · {os.cpu_count()} cores of an {processor_name()}, load"
         f" {os.getloadavg()[0]:.0f} at the start · Python {platform.python_version()}, "
         + ", ".join(
             f"{name} {metadata.version(name)}" for name in ("torch", "uvicorn", "starlette", "litserve", "fastapi")
@@ -92,11 +92,6 @@ def _command(parser: argparse.ArgumentParser, given: argparse.Namespace) -> str:
     return "python bench/serving.py" + "".join(
         f" --{name} {' '.join(value) if isinstance(value, list) else value}" for name, value in changed.items()
     )
-
-
-def _processor() -> str:
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return found[1] if found else platform.machine()
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------

@@ -68,12 +68,22 @@ def version_tuple(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", leading[0] if leading else "")))
 
 
+@functools.cache
+def processor_name() -> str:
+    """Such as `AMD EPYC 9R14`; the kind of processor where the system does not say which."""
+    with contextlib.suppress(OSError, FileProblem):
+        if found := re.search(r"model name\s*: (.*)", reading.read_text("/proc/cpuinfo")):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
 def describe_machine() -> dict[str, Any]:
     """Facts that a result depends on; the caller adds threads and device."""
     return {
         "vitlab": package_version("vitlab"),
         "python": sys.version.split()[0],
         "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor_name(),
         "cpus": os.cpu_count(),
         "packages": {name: package_version(name) for name in CORE_PACKAGES},
         "extras": {extra: {name: package_version(name) for name in names} for extra, names in EXTRAS.items()},

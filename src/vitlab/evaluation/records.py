@@ -133,8 +133,8 @@ def new_record(
 
 
 def describe_hardware(device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     machine = describe_machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else machine["processor"]
     return {
         "device": device.type,
         "name": name,

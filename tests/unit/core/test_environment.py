@@ -84,7 +84,13 @@ def test_machine_names_every_core_package() -> None:
     machine = environment.describe_machine()
     assert set(machine["packages"]) == set(environment.CORE_PACKAGES)
     assert all(machine["packages"].values())
-    assert {"vitlab", "python", "system", "cpus", "extras"} <= machine.keys()
+    assert {"vitlab", "python", "system", "processor", "cpus", "extras"} <= machine.keys()
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux")
+def test_processor_is_named_as_the_system_names_it() -> None:
+    """Times of two machines with one kind of processor, x86_64 say, are not those of one machine."""
+    assert environment.processor_name() in Path("/proc/cpuinfo").read_text()
 
 
 def test_fingerprint_of_the_code_is_that_of_every_source_file(tmp_path: Path) -> None:
