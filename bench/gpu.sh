@@ -54,11 +54,14 @@ at_64="--set data.image_size=64 --set data.augment.shift_px=8 --set optim.lr=1e-
 cifar() {
     local name=$1 share=$2 images=$3
     shift 3
+    local long short
+    long=$(epochs "${name##*.}" "$share" "$images")
     # shellcheck disable=SC2086 # options are words
-    go "$name" $muon --set optim.lr=2e-3 --set train.epochs="$(epochs "${name##*.}" "$share" "$images")" "$@" ${MORE:-}
+    go "$name" $muon --set optim.lr=2e-3 --set train.epochs="$long" "$@" ${MORE:-}
     if [ "$share" -lt 100 ]; then
+        short=$(epochs "${name##*.}-64" "$((100 - share))" "$images")
         # shellcheck disable=SC2086
-        go "$name-64" $muon $at_64 --set train.epochs="$(epochs "${name##*.}-64" "$((100 - share))" "$images")" --init "$runs/$name" "$@" ${MORE:-}
+        go "$name-64" $muon $at_64 --set train.epochs="$short" --init "$runs/$name" "$@" ${MORE:-}
     fi
 }
 
@@ -89,7 +92,7 @@ tune)
     # number; then all for the same time of a GPU. The best by a tenth of the training images is written to $runs/tuned, for `seeds`.
     held="--set data.val_frac=0.1"
     cat >"$runs/candidates" <<END
-then-64 65
+base 65
 wide 100 --set model.name=ViT-w384d9m1536h6/4
 wide-patches-50 100 --set model.name=ViT-w384d9m1536h6/4 --set model.patch_dropout=0.5
 patch-2 100 --set model.name=ViT-w192d9m768h3/2
@@ -120,15 +123,16 @@ END
         cifar "tune.$name" "$share" 45000 $held $options </dev/null &
     done <"$runs/candidates"
     wait
-    for name in "$runs"/tune.*/; do
-        name=$(basename "$name")
-        if [ -f "$runs/$name/report.html" ]; then # one that was cut off has another schedule behind it
-            last=$(find "$runs/$name/checkpoints" -name progress.json | sort | tail -n 1)
-            echo "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["evaluations"][-1]["top1"])' "$last") ${name#tune.}"
+    while read -r name share options; do
+        run=$runs/tune.$name
+        if [ "$share" -lt 100 ]; then run+=-64; fi # what comes before is half a candidate
+        if [ -f "$run/report.html" ]; then         # one that was cut off has another schedule behind it
+            last=$(find "$run/checkpoints" -name progress.json | sort | tail -n 1)
+            echo "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["evaluations"][-1]["top1"])' "$last") $name"
         fi
-    done | sort -rn | tee "$out/tuned.txt"
+    done <"$runs/candidates" | sort -rn | tee "$out/tuned.txt"
     best=$(head -n 1 "$out/tuned.txt" | cut -d ' ' -f 2)
-    grep "^${best%-64} " "$runs/candidates" >"$runs/tuned"
+    grep "^$best " "$runs/candidates" >"$runs/tuned"
     ;;
 seeds)
     read -r name share set <"$runs/tuned" # what `tune` chose; without it this ends here

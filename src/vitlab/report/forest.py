@@ -108,9 +108,10 @@ class Strip:
         low, high = svg.value_range([place(one) for one in shown])
         room = _MARGIN * (high - low)
         low, high = low - room, high + room
-        ticks = (
-            svg.log_ticks(math.exp(low), math.exp(high), _TICKS) if by_logarithm else svg.round_ticks(low, high, _TICKS)
-        )
+        ticks: list[float] = []
+        if math.isfinite(low) and math.isfinite(high):
+            ends = (math.exp(low), math.exp(high)) if by_logarithm else (low, high)
+            ticks = (svg.log_ticks if by_logarithm else svg.round_ticks)(*ends, _TICKS)
         return lambda value: _STRIP_PX[0] * (place(value) - low) / (high - low), ticks
 
 

@@ -155,7 +155,7 @@ class Plot:
         """The series as they are drawn, with the points that have a place, side by side at names."""
         kept = [dataclasses.replace(one, points=[p for p in one.points if self._has_place(p)]) for one in self.series]
         kept = [one for one in kept if one.points]
-        return _spread(kept) if self.categories else kept
+        return _spread(kept, self) if self.categories else kept
 
     @property
     def cards(self) -> list[PlotCard]:
@@ -235,10 +235,10 @@ class Plot:
         )
 
 
-def _spread(series: Sequence[PlotSeries]) -> list[PlotSeries]:
+def _spread(series: Sequence[PlotSeries], plot: Plot) -> list[PlotSeries]:
     """Series over categories with their points beside each other: around the middle of each, those that have any there."""
-    ends = [end for one in series for point in one.points for end in (point.y, *(point.ends or ()))]
-    near = _NEAR * (max(ends, default=0.0) - min(ends, default=0.0))
+    low, high = _y_range(plot, series) if series else (0.0, 1.0)
+    near = _NEAR * (high - low)
     at: dict[float, list[int]] = {}
     for number, one in enumerate(series):
         for x in {point.x for point in one.points}:
@@ -248,18 +248,19 @@ def _spread(series: Sequence[PlotSeries]) -> list[PlotSeries]:
             one,
             points=[
                 dataclasses.replace(point, x=point.x + _shift(at[point.x], number) + aside)
-                for point, aside in zip(one.points, _fanned(one.points, near), strict=True)
+                for point, aside in zip(one.points, _fanned(one.points, plot, near), strict=True)
             ],
         )
         for number, one in enumerate(series)
     ]
 
 
-def _fanned(points: Sequence[PlotPoint], near: float) -> list[float]:
+def _fanned(points: Sequence[PlotPoint], plot: Plot, near: float) -> list[float]:
     """How far each point of a series stands aside of the next one at the same name, which it would hide otherwise."""
     asides, before = [0.0] * len(points), None
-    for k in sorted(range(len(points)), key=lambda k: (points[k].x, points[k].y)):
-        if before is not None and points[before].x == points[k].x and points[k].y - points[before].y < near:
+    heights = [plot.place(point.x, point.y)[1] for point in points]
+    for k in sorted(range(len(points)), key=lambda k: (points[k].x, heights[k])):
+        if before is not None and points[before].x == points[k].x and heights[k] - heights[before] < near:
             asides[k] = -_FAN if asides[before] > 0 else _FAN
         before = k
     return asides

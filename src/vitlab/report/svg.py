@@ -42,6 +42,7 @@ _OTHER_PX = 7.5
 MOST_POINTS = 300  # of a line: as many as a screen can show apart
 SWATCH_LINE_PX = 16  # of a line in the legend, unless markers hide most of it
 BELOW_PX = 2 * LINE_PX + 4  # under the axis: its numbers, and what it counts
+_LEGEND_LINES, _LONGEST_NAME = 3, 300  # of a name in the legend: lines, and letters that are looked at
 _SWATCH_GAP_PX, _LEGEND_GAP_PX = 6, 14  # before a name, and after it
 _TICKS_WIDE, _TICKS_NARROW, _NARROW_PX = 7, 4, 420  # phones have drawings narrower than the last
 _FLAT, _ROOM = 0.7, 0.07  # share of its greatest value that a curve keeps all along; what is left free at its ends
@@ -167,7 +168,7 @@ def draw_legend(
         return "", 0
     parts, x, line, swatch_px = list[str](), 0.0, 0, line_px + _SWATCH_GAP_PX
     for name, draw_swatch in entries:
-        lines = wrapped(name, width - swatch_px)
+        lines = _legend_lines(name, width - swatch_px)
         takes = swatch_px + max(map(text_px, lines))
         if x and x + takes > width:
             x, line = 0.0, line + 1
@@ -177,6 +178,15 @@ def draw_legend(
         line += len(lines) - 1
         x += takes + _LEGEND_GAP_PX
     return "".join(parts), LINE_PX * (line + 1) + 4
+
+
+def _legend_lines(name: str, room_px: float) -> list[str]:
+    """A name in few lines, the last of them cut off where there are more."""
+    *lines, last = wrapped(name[:_LONGEST_NAME], room_px)
+    if len(lines) < _LEGEND_LINES and len(name) <= _LONGEST_NAME:
+        return [*lines, last]
+    kept = [*lines, last][:_LEGEND_LINES]
+    return [*kept[:-1], shortened(f"{kept[-1]}{last}…", room_px)]
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "", soft: bool = False) -> str:

@@ -23,6 +23,7 @@ from vitlab.core import fsio, reading
 from vitlab.core.errors import FileProblem, VitlabError
 
 LEASES = "leases"
+MOST_BEGINNINGS = 3  # of a run whose workers are killed, in one call
 BEAT_S, GONE_S = 5.0, 60.0  # a beat may fail ten times over before its worker is taken for dead
 _ENDED = ("Z", "X")  # states of a process that has ended, and that its parent has not asked about
 
@@ -89,7 +90,9 @@ class Leases:
         path = self.folder / f"{key}.1" if newest is None else _next(newest)
         number = int(path.suffix[1:])
         attempt = 1 if newest is None else before.get("attempt", number) if ended else number
-        begun = before.get("begun", 0) + 1 if self.call and before.get("call") == self.call else 1
+        begun = 1
+        if self.call and before.get("call") == self.call:
+            begun = before.get("begun", 1) + _is_dead(before)
         lease = Lease(path, attempt, begun, self.call, self.gpu)
         try:
             fsio.write_new_file(path, _text(lease, 0))
@@ -106,7 +109,7 @@ class Leases:
         """Whatever this process holds. A signal may come after a lease was made and before `take` could give it back."""
         for path in self.folder.glob("[!.]*.*"):
             if (owner := _owner(path)).get("token") == _TOKEN:
-                _release(Lease(path, owner["attempt"]))
+                _release(Lease(path, owner["attempt"], owner["begun"], owner["call"]))
 
     def _newest(self, key: str) -> Path | None:
         found = [path for path in self.folder.glob(f"{key}.*") if path.suffix[1:].isdigit()]
@@ -130,6 +133,11 @@ class Lease:
     begun: int = 1  # how often workers of one call began the run; above 1, those before died at it
     call: str = ""
     gpu: str = ""
+
+    @property
+    def kills(self) -> bool:
+        """Whether the run has killed so many workers of a call that this one had better not begin it."""
+        return self.begun > MOST_BEGINNINGS
 
 
 class _Held(threading.Thread):
@@ -166,11 +174,15 @@ def _next(path: Path) -> Path:
 
 
 def _release(lease: Lease) -> None:
-    """Give a lease back. After a silent one the file stays and says so: who comes next must not count from 1 again."""
-    if lease.attempt == 1:
+    """Give a lease back.
+
+    After a silent one, and of a run that kills its workers, the file stays: who comes next must not count from 1 again.
+    """
+    if lease.attempt == 1 and not lease.kills:
         fsio.remove_file(lease.path)
     else:
-        fsio.write_file(lease.path, fsio.json_text({"free": True, "attempt": lease.attempt}))
+        kept = {"attempt": lease.attempt, "begun": lease.begun, "call": lease.call}
+        fsio.write_file(lease.path, fsio.json_text({"free": True, **kept}))
 
 
 _TOKEN = secrets.token_hex(4)  # of this process: numbers of processes are used again

@@ -13,7 +13,7 @@ from vitlab.studies.inspected import read_heads
 from vitlab.studies.outcome import Outcome
 from vitlab.studies.repeat import repeat_commands
 from vitlab.studies.study import Drawing, named_values
-from vitlab.studies.units import bounded, goodness, is_share, percent_unit, spoken
+from vitlab.studies.units import bounded, goodness, is_share, is_timed, percent_unit, spoken
 
 _CURVE_POINTS = 100  # of a fit that is drawn
 _FAMILIES = (("ViT",), ("hybrid",), ("ResNet",))  # whichever of them a study has, each has one colour in all studies
@@ -91,7 +91,7 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
     about = shared or ("" if drawing.title else outcome.scale.about)
     plot = Plot(
         title=drawing.title or f"Measured here: {outcome.study.paper}",
-        caption=f"{_what_points_are(outcome)} {about}".strip(),
+        caption=f"{_what_points_are(outcome, measure)} {about}".strip(),
         series=series,
         x_label=drawing.x_label or drawing.x,
         y_label=drawing.y_label or spoken(measure),
@@ -105,10 +105,11 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
     return Drawn(drawing, measure, plot, tuple(fit for fit in fits if fit), tuple(point.name for point in front))
 
 
-def _what_points_are(outcome: Outcome) -> str:
+def _what_points_are(outcome: Outcome, measure: str) -> str:
     if len(outcome.scale.seeds) == 1:
         return "Each point is one run."
-    return "Each point is the mean over the seeds with its 95 % interval."
+    over = "measurements" if is_timed(measure) else "seeds"
+    return f"Each point is the mean over the {over} with its 95 % interval."
 
 
 def _measured(outcome: Outcome, drawing: Drawing, measure: str, command: str) -> list[PlotSeries]:

@@ -7,6 +7,7 @@ command resumes: what has a record is not done again.
 import contextlib
 import dataclasses
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -27,14 +28,14 @@ from vitlab.options.study_options import StudyRunOptions
 from vitlab.studies.cell_records import CellRecord, record_path
 from vitlab.studies.conditions import number_of
 from vitlab.studies.grid import StudyRun, list_cells, list_runs
-from vitlab.studies.leases import LEASES, Leases
+from vitlab.studies.leases import LEASES, MOST_BEGINNINGS, Leases
 from vitlab.studies.live import LiveTable
 from vitlab.studies.outcome import Outcome, find_outcome, lacks_measure
 from vitlab.studies.study import Scale, SpeedRule, Study, count_cells, first_seeds
 from vitlab.studies.study_file import read_study
 from vitlab.studies.study_report import outcome_lines, outcome_to_dict, write_study
 from vitlab.studies.units import is_share, percent_unit, spoken
-from vitlab.studies.worker import FAILURES, MOST_BEGINNINGS, finished
+from vitlab.studies.worker import FAILURES, finished
 from vitlab.training.recipe import merged, read_recipe, recipe_from_dict, with_changes
 
 _GPU_WORKERS = 4  # small runs leave a GPU half idle, and each spends seconds on loading and compiling beside it
@@ -184,6 +185,11 @@ def _describe(
     return {"out": folder, **cells, "runs": f"{len(runs)}, of which {len(done)} are done"}
 
 
+def _failure_files(folder: Path) -> list[tuple[str, int]]:
+    """Those that there are, each with when it was written."""
+    return [(path.name, path.stat().st_mtime_ns) for path in (folder / FAILURES).glob("*.txt")]
+
+
 def _failures(folder: Path, missing: Sequence[StudyRun], names: Mapping[str, str]) -> dict[str, str]:
     """Why runs have no record, by their names."""
     found: dict[str, str] = {}
@@ -220,6 +226,7 @@ class _Workers:
         default_factory=list[Any]
     )
     restarts: int = 0
+    call: str = dataclasses.field(default_factory=lambda: secrets.token_hex(4))
 
     def start(self, runs: Sequence[StudyRun]) -> None:
         devices = _devices(self.options.device)
@@ -232,14 +239,16 @@ class _Workers:
         # run beside it: more would change its numbers, and those of two calls would wait for each other. What is timed has all.
         shared = max(1, cores // len(places))
         threads = self.options.threads or (shared if on_gpu else 1)
+        # As many in a call that finds a single run left: with other threads it would be another machine.
+        timed = max(1, cores // (len(devices) * (self.options.workers or 1)))
         for device, environment in places:
             beside = places.count((device, environment))
             words = [sys.executable, "-m", "vitlab.studies.worker", str(self.folder), "--device", device]
             words += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
             words += ["--workers", str(beside), "--threads", str(threads)]
-            words += ["--timed-threads", str(self.options.threads or shared)]
+            words += ["--timed-threads", str(self.options.threads or timed)]
             words += ["--seeds", str(self.options.seeds)] if self.options.seeds else []
-            words += ["--parent", str(os.getpid())]
+            words += ["--parent", str(os.getpid()), "--call", self.call]
             variables = {**os.environ, **environment, "OMP_NUM_THREADS": str(threads)}
             self.processes.append((self._popen(words, variables), words, variables))
 
@@ -257,7 +266,7 @@ class _Workers:
     def at_work(self, ended: int) -> bool:
         """Whether any is; one that a signal killed, for want of memory say, is started again.
 
-        Not without end: a run that kills its worker fails after some beginnings, and `ended` is how many runs have ended.
+        Not without end: a run that kills its worker fails after some beginnings; `ended` is how many runs of this call have.
         """
         most = MOST_BEGINNINGS * (len(self.processes) + ended)
         for i, (process, words, variables) in enumerate(self.processes):
@@ -307,11 +316,11 @@ def _watch(
     """Until the workers have ended: a live table on a terminal, else a line for each run that is finished."""
     leases, started = Leases(workers.folder / LEASES), time.perf_counter()
     known = finished(workers.folder, runs)
-    at_first, left = len(known), "?"
+    at_first, left, failed_before = len(known), "?", set(_failure_files(workers.folder))
     with _table(studies, console) as table:
         while True:
-            failed = sum(1 for _ in (workers.folder / FAILURES).glob("*.txt"))
-            at_work = workers.at_work(len(known) + failed)
+            failures = set(_failure_files(workers.folder)) - failed_before
+            at_work = workers.at_work(len(known) - at_first + len(failures))
             new = [run for run in runs if run.key not in known and record_path(workers.folder, run.key).exists()]
             left = seconds_left(started, len(known) + len(new) - at_first, len(runs) - at_first) if new else left
             for run in new:

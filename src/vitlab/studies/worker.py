@@ -6,7 +6,6 @@ Several may work in one folder, on one machine or on many: leases decide who doe
 import argparse
 import dataclasses
 import os
-import platform
 import signal
 import sys
 import threading
@@ -23,13 +22,12 @@ from vitlab.core.errors import VitlabError
 from vitlab.core.signals import Stopped
 from vitlab.studies.cell_records import CellRecord, read_cell, record_path, write_cell
 from vitlab.studies.grid import StudyRun, list_runs
-from vitlab.studies.leases import BEAT_S, GONE_S, LEASES, LeaseLost, Leases
+from vitlab.studies.leases import BEAT_S, GONE_S, LEASES, MOST_BEGINNINGS, LeaseLost, Leases
 from vitlab.studies.study import Scale, Study, first_seeds
 from vitlab.studies.study_file import read_study
 
 RUNS, FAILURES = "runs", "failures"
 BUNDLE = "bundle"  # of a training run: its weights
-MOST_BEGINNINGS = 3  # of a run whose workers are killed, in one call
 _PAUSE_S = 0.5  # between looks, where others have all that is left
 
 
@@ -54,7 +52,7 @@ def work(folder: Path, runs: Sequence[StudyRun], leases: Leases, machine: Machin
                 with leases.take(run.key) as lease:
                     if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
                         continue
-                    if lease.begun > MOST_BEGINNINGS:
+                    if lease.kills:
                         killed = VitlabError(
                             f"{MOST_BEGINNINGS} workers were killed at it: out of memory?",
                             hint="Fewer at once need less of it: --workers 1.",
@@ -97,12 +95,12 @@ def _do(
     try:
         threads = machine.timed_threads if run.stage.verb == "speed" else machine.threads
         record = execute_run(run, place, start, device=machine.device, threads=threads, workers=machine.workers)
-        forget_checkpoints(place)  # before the record says that nobody has to look here again
         shared = max(record.workers, beside, leases.count_here())  # also with those of another call
         write_cell(folder, dataclasses.replace(record, workers=shared))
     except Exception as error:
         return _explain(folder, run, error)
     fsio.remove_file(folder / FAILURES / f"{run.key}.txt")  # of an earlier try
+    forget_checkpoints(place)  # not before there is a record: what cannot be written need not be trained again
     return None
 
 
@@ -166,6 +164,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--parent", type=int, help="End when this process is gone.")
+    parser.add_argument("--call", default="", help="What the workers of one call know each other by.")
     parser.add_argument("--beat", type=float, default=BEAT_S)
     parser.add_argument("--gone", type=float, default=GONE_S)
     given = parser.parse_args()
@@ -174,9 +173,8 @@ def main() -> int:
     if given.parent is not None:
         threading.Thread(target=_end_with, args=(given.parent,), daemon=True).start()
     studies = [_chosen(one, given.seeds) for one in given.study]
-    call = "" if given.parent is None else f"{platform.node()} {given.parent}"
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if given.device == "cuda" else ""
-    leases = Leases(given.folder / LEASES, given.beat, given.gone, call, gpu)
+    leases = Leases(given.folder / LEASES, given.beat, given.gone, given.call, gpu)
     try:
         machine = Machine(given.device, given.threads, given.timed_threads, given.workers)
         failed = work(given.folder, list_runs(studies), leases, machine)

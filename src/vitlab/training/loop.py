@@ -258,13 +258,18 @@ def _update_ahead(state: TrainState, metrics: Tensor) -> Callable[[], None] | No
         state.optimizer.step()
         del state.optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue]
         undo = _nothing
-    elif metrics.is_cuda and state.optimizer.state:  # before the first update there is no state to put back
+    elif _computes_ahead(metrics) and state.optimizer.state:  # before the first update there is no state to put back
         undo = remember_update(state.optimizer)
         state.optimizer.step()
     else:
         return None
     state.optimizer.zero_grad(set_to_none=True)
     return undo
+
+
+def _computes_ahead(metrics: Tensor) -> bool:
+    """Whether the device works on while Python goes on: elsewhere there is nothing to gain."""
+    return metrics.is_cuda
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from vitlab.models.build import allocate
 from vitlab.models.cost import activation_bytes, count_params
 from vitlab.models.names import format_name
 from vitlab.models.spec import ViTSpec
-from vitlab.training.optim import optimizer_bytes
+from vitlab.training.optim import optimizer_bytes, undo_bytes
 from vitlab.training.pretext_rules import decoder_spec
 from vitlab.training.recipe import Recipe
 
@@ -31,11 +31,12 @@ class MemoryEstimate:
     update: int  # what the update needs besides, for a moment
     last_per_image: int = 0  # when the backward pass reaches the first block, and nearly all gradients are there
     traffic: int = 0  # weights and gradients on their way between processes
+    undo: int = 0  # the copy that takes an update back, while the next forward pass is sent
 
     @property
     def persistent(self) -> int:
         """What is there from one update to the next."""
-        return self.weights + self.optimizer + self.ema + self.traffic
+        return self.weights + self.optimizer + self.ema + self.traffic + self.undo
 
     def peak(self, micro_batch: int, *, accumulates: bool) -> int:
         """Gradients appear while activations go, unless earlier micro-batches have left theirs."""
@@ -55,8 +56,8 @@ class MemoryEstimate:
         return 2 ** int(math.log2(room // self.per_image))
 
 
-def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
-    """What each of the processes needs to train the whole model. Frozen parts need less."""
+def estimate_memory(recipe: Recipe, processes: int = 1, device: torch.device | None = None) -> MemoryEstimate:
+    """What each of the processes needs to train the whole model. Frozen parts need less; a GPU may need more than a CPU."""
     half, recompute = recipe.train.precision != "fp32", recipe.train.recompute
     spec, mae = recipe.model, recipe.objective.mae
     state, update = optimizer_bytes(recipe.optim)
@@ -86,6 +87,7 @@ def estimate_memory(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
         update=update * local_params,
         last_per_image=block + pixels,
         traffic=traffic,
+        undo=undo_bytes(recipe.optim, device, processes) * local_params,
     )
 
 
@@ -118,7 +120,7 @@ def sharded_params(recipe: Recipe, processes: int) -> ShardedParams:
 
 def require_room(recipe: Recipe, device: torch.device, processes: int) -> None:
     """An error where not even one image fits: torch would fail, or the system end the process, after all the preparation."""
-    memory = estimate_memory(recipe, processes)
+    memory = estimate_memory(recipe, processes, device)
     if recipe.train.method == "steps" and recipe.optim.train == "full":
         least = memory.peak(1, accumulates=False)
     else:  # nothing is kept of frozen layers; a forward pass alone has a quarter of a block at hand, or more

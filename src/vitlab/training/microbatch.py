@@ -19,7 +19,7 @@ from vitlab.models.cost import has_running_stats
 from vitlab.training.assemble import is_sharded
 from vitlab.training.loop import StepRule, TrainState
 from vitlab.training.memory import estimate_memory
-from vitlab.training.optim import optimizer_bytes
+from vitlab.training.optim import optimizer_bytes, undo_bytes
 from vitlab.training.precision import autocast
 from vitlab.training.recipe import Recipe
 from vitlab.training.running_stats import RunningStats
@@ -37,7 +37,7 @@ def estimate_microbatch(recipe: Recipe, device: torch.device, processes: int) ->
     if device.type == "cuda" or train.micro_batch or train.method != "steps":
         return recipe, None
     local_batch = train.batch_size // processes
-    memory, free = estimate_memory(recipe, processes), free_memory(device) // processes
+    memory, free = estimate_memory(recipe, processes, device), free_memory(device) // processes
     fits = without_lone_image(recipe, local_batch, max(_SMALLEST, memory.at_once(local_batch, free)))
     if fits >= local_batch:
         return recipe, None
@@ -89,11 +89,12 @@ def autotune_microbatch(
 
 def _update_bytes(state: TrainState, recipe: Recipe, world: World) -> int:
     """What the first update will want besides: what the optimiser remembers and, among several, gradients to send."""
-    if state.optimizer.state:
-        return 0
     trained = sum(p.numel() for p in state.model.parameters() if p.requires_grad)
+    undo = undo_bytes(recipe.optim, world.device, world.size)
+    if state.optimizer.state:
+        return trained * undo
     sent = 4 if world.size > 1 else 0  # bytes of a float32
-    return trained * (sum(optimizer_bytes(recipe.optim)) + sent)
+    return trained * (sum(optimizer_bytes(recipe.optim)) + undo + sent)
 
 
 def largest_that_runs(

@@ -62,21 +62,27 @@ def make_optimizer(model: Model | Pretext, rule: OptimRule) -> Optimizer:
 
 
 def optimizer_bytes(rule: OptimRule) -> tuple[int, int]:
-    """Per parameter: what the optimiser remembers, and what an update holds for a moment, on a GPU with what may undo it."""
+    """Per parameter: what the optimiser remembers, and what an update holds for a moment."""
     narrow = rule.momentum_dtype == "bfloat16"
     match rule.name:
         case "adamw":
             return 8, 4
         case "adam-paper":
-            return (6, 12 + 10) if narrow else (8, 8 + 12)
+            return (6, 12) if narrow else (8, 8)
         case "sgd":
-            return 4, 8
+            return 4, 0
         case "sgd-paper":
-            return (2, 4 + 6) if narrow else (4, 8)
+            return (2, 4) if narrow else (4, 0)
         case "muon":
-            return 4, 12 + 8  # of matrices, which nearly all parameters are: the update, and its powers in bfloat16
+            return 4, 12  # of matrices, which nearly all parameters are: the update, and its powers in bfloat16
         case _:
             assert_never(rule.name)
+
+
+def undo_bytes(rule: OptimRule, device: torch.device | None, processes: int) -> int:
+    """Per parameter: the copy that takes an update back, held until the next forward pass is sent (`remember_update`)."""
+    copies = device is not None and device.type == "cuda" and processes == 1 and rule.name != "adamw"
+    return 4 + optimizer_bytes(rule)[0] if copies else 0
 
 
 def _groups(model: Model | Pretext, rule: OptimRule) -> list[dict[str, Any]]:

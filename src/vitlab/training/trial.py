@@ -56,7 +56,7 @@ def try_steps(recipe: Recipe, each: int, room: int, world: World, console: Conso
     count. Nothing where that cannot be: `why_untried` says why."""
     if why_untried(recipe, each, room):
         return None
-    formula = estimate_memory(recipe)
+    formula = estimate_memory(recipe, device=world.device)
     fits = min(each, formula.largest_micro_batch(room))
     least = _least(recipe)
     # A large model on a CPU takes minutes.

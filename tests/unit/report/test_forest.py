@@ -86,6 +86,11 @@ def test_axis_has_round_numbers_beside_the_borders() -> None:
     assert {"0.6", "1"} <= {label for label, _ in labels(ratio)}
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_is_none_has_no_ticks(value: float) -> None:
+    assert strip(mean=value, interval=None, seeds=()).draw().startswith("<svg")
+
+
 def test_one_point_is_not_several() -> None:
     assert [label for label, _ in labels(strip(low=-1.0, high=2.0, unit=" points").draw())][:2] == [
         "-1 point",

@@ -229,6 +229,21 @@ def test_points_of_a_series_that_would_hide_each_other_stand_beside_each_other()
     assert [point.y for point in one.points] == [0.5, 0.505, 0.51, 0.9, 0.5], "in the order of their cards"
 
 
+def test_equal_points_stand_beside_each_other_and_a_log_axis_counts_its_own_way() -> None:
+    (alike,) = plot(line((0, 1.0), (0, 1.0), (0, 1.0)), categories=["a"]).shown
+    assert len({point.x for point in alike.points}) > 1
+    (apart,) = plot(line((0, 1e-3), (0, 0.1), (0, 10.0)), categories=["a"], log_y=True).shown
+    assert {point.x for point in apart.points} == {0.0}
+
+
+@pytest.mark.parametrize("size", [(330, 300), (640, 360)])
+def test_a_long_name_leaves_room_for_the_points(size: tuple[int, int]) -> None:
+    long = plot(line((1, 0.5), (2, 0.6), name="a long name of words " * 80), line((1, 0.4), name="B"))
+    heights = [float(y) for y in re.findall(r"translate\([\d.]+ ([\d.]+)\)", long.draw(*size))]
+    assert max(heights) < size[1]
+    assert "…" in long.draw(*size)
+
+
 def test_series_whose_points_would_hide_each_other_stand_beside_each_other() -> None:
     """With a distance of a few pixels, without intervals; where the points are apart, the series have one place."""
     close, apart = (plot(line((1, 0.5), (2, 0.9)), line((1, 0.5 + more), (2, 0.1), name="B")) for more in (0.002, 0.3))

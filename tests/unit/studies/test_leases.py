@@ -247,15 +247,20 @@ def test_what_a_signal_left_is_given_back_and_nothing_else(tmp_path: Path, monke
     assert list(leases.folder.iterdir()) == [another]
 
 
-def test_workers_of_one_call_count_how_often_they_began_a_run(tmp_path: Path) -> None:
+def test_workers_of_one_call_count_how_often_they_died_at_a_run(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as gone:
         dead = {"pid": gone.pid, "started": module._started(gone.pid) or 1}
     for call, begun in (("mine", 3), ("another", 1), ("", 1)):
         left_by(tmp_path, **dead, call="mine", begun=2)
         with Leases(tmp_path, call=call).take(KEY) as lease:
-            assert lease is not None and lease.begun == begun
+            assert lease is not None and (lease.begun, lease.kills) == (begun, False)
             assert json.loads(lease.path.read_text())["begun"] == begun
         assert list(tmp_path.iterdir()) == []
+    left_by(tmp_path, **dead, call="mine", begun=3)
+    for call, begun in (("mine", 4), ("mine", 4), ("another", 1)):  # all workers of the call shall know
+        with Leases(tmp_path, call=call).take(KEY) as lease:
+            assert lease is not None and (lease.begun, lease.kills, lease.attempt) == (begun, begun > 3, 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_runs_that_are_counted_here_share_what_this_one_computes_on(tmp_path: Path) -> None:

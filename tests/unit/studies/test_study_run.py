@@ -85,6 +85,15 @@ def test_without_gpus_every_core_has_a_worker_and_no_more_workers_than_runs(
     assert [option(words, "--threads") for words, _ in started] == ["1"], "and what is trained beside it has one"
 
 
+def test_what_is_timed_has_as_many_threads_in_a_call_that_finds_one_run_left(started: Started) -> None:
+    """With other threads it would be another machine, and its times would not compare with those before."""
+    found = read_study("attention-cost")
+    runs = list_runs([(found, found.at("gpu"))])
+    for left in (runs, runs[:1]):
+        study_run._Workers(Path("out"), [], StudyRunOptions("attention-cost", scale="gpu")).start(left)
+    assert {option(words, "--timed-threads") for words, _ in started} == {"8"} and len(started) == 3
+
+
 def test_workers_that_die_are_started_again_but_not_without_end() -> None:
     class Dead:
         def poll(self) -> int:

@@ -122,24 +122,42 @@ def test_a_start_whose_weights_are_gone_is_run_again_for_what_needs_it(
     assert [key for key, _, _ in executed[before:]] == [first.key, second.key]
 
 
-def test_a_run_that_kills_its_workers_fails_and_the_others_go_on(
-    tmp_path: Path, runs: list[StudyRun], executed: list[tuple[str, str, str]]
+def test_runs_that_kill_their_workers_fail_and_the_others_go_on(
+    tmp_path: Path, runs: list[StudyRun], executed: list[tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = runs[2]
-    folder = tmp_path / LEASES
-    folder.mkdir()
-    dead = {
-        **json.loads(leases_module._text(Lease(folder, 1, begun=3, call="this"), 0)),
-        "pid": 2**22 + 1,
-        "started": 1,
-    }
-    (folder / f"{wrong.key}.3").write_text(json.dumps(dead))
-    failed = work(tmp_path, runs, Leases(folder, call="this"), Machine("cpu", threads=1))
-    assert list(failed) == [wrong.key] and failed[wrong.key].startswith("3 workers were killed at it: out of memory?")
-    assert {key for key, _, _ in executed} == {run.key for run in runs} - {
-        run.key for run in runs if wrong in run.chain()
-    }
-    assert work(tmp_path, runs, Leases(folder, call="the next"), Machine("cpu", threads=1)) == {}
+    """A model too large for the memory is several runs, one for each seed. A worker that is killed leaves its lease behind."""
+    killers, well, kills = {runs[0].key, runs[2].key}, cell_run.execute_run, list[str]()
+
+    class Killed(BaseException):
+        pass
+
+    def execute(run: StudyRun, place: Path, start: Path | None, **options: Any) -> CellRecord:
+        if run.key in killers:
+            kills.append(run.key)
+            (lease,) = (tmp_path / LEASES).glob(f"{run.key}.*")
+            dead = {**json.loads(lease.read_text()), "pid": 2**22 + 1, "started": 1, "token": "theirs"}
+            after = {lease: json.dumps(dead)}
+            raise Killed(after)
+        return well(run, place, start, **options)
+
+    monkeypatch.setattr(cell_run, "execute_run", execute)
+
+    def call(name: str) -> dict[str, str]:
+        for _ in range(20):
+            try:
+                return work(tmp_path, runs, Leases(tmp_path / LEASES, call=name), Machine("cpu", threads=1))
+            except Killed as killed:
+                for lease, text in killed.args[0].items():
+                    lease.write_text(text)  # the process is gone, and its file is as it was
+        raise AssertionError("workers die without end")
+
+    failed = call("one")
+    assert set(failed) == killers and all("3 workers were killed at it" in why for why in failed.values())
+    assert sorted(kills) == sorted([*killers] * 3), "no more than three for each"
+    healthy = {run.key for run in runs if not killers & {one.key for one in run.chain()}}
+    assert {key for key, _, _ in executed} == healthy
+    monkeypatch.setattr(cell_run, "execute_run", well)
+    assert call("the next") == {} and set(finished(tmp_path, runs)) == {run.key for run in runs}
 
 
 def test_a_record_that_cannot_be_written_is_a_failure_of_its_run_alone(
@@ -153,6 +171,7 @@ def test_a_record_that_cannot_be_written_is_a_failure_of_its_run_alone(
 
     monkeypatch.setattr(worker_module, "write_cell", full)
     assert go(tmp_path, runs)[runs[2].key] == "no space left on device"
+    assert list((tmp_path / "runs" / runs[2].key).rglob("step-*")), "what was trained is not trained again"
     assert {run.key for run in runs} - set(finished(tmp_path, runs)) == {
         run.key for run in runs if runs[2] in run.chain()
     }

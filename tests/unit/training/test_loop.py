@@ -5,7 +5,7 @@ import math
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,12 +18,14 @@ from vitlab.data.augmentation.mixing import MixRule, mix
 from vitlab.data.loader import Batch
 from vitlab.models.build import build
 from vitlab.models.spec import ViTSpec
+from vitlab.training import loop
 from vitlab.training.ema import start_ema, update_ema
 from vitlab.training.loop import NonFinite, StepRecord, StepRule, TrainState, accumulate_gradients, fit, prefetch_batch
 from vitlab.training.objective import softmax_losses
-from vitlab.training.optim import OptimRule, make_optimizer
+from vitlab.training.optim import make_optimizer, optimizer_state
 from vitlab.training.precision import grad_scaler
 from vitlab.training.recipe import read_recipe, recipe_from_dict
+from vitlab.training.rules import OptimName, OptimRule
 
 SMALL = ViTSpec(
     width=16, depth=1, mlp_dim=32, heads=2, patch=4, image_size=(8, 8), in_channels=1, num_classes=5, dropout=0.1
@@ -371,3 +373,32 @@ def test_bad_image_counts_for_nothing_and_the_others_fully() -> None:
     assert other_loss == pytest.approx(loss, rel=1e-6)
     for name, grad in grads.items():
         torch.testing.assert_close(other[name], grad, rtol=1e-5, atol=1e-6 * float(grad.abs().max()))
+
+
+@pytest.mark.parametrize("name", get_args(OptimName))
+def test_an_update_that_was_sent_before_the_loss_was_read_is_taken_back(
+    name: OptimName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, which computes the update while Python still waits for the loss."""
+    ahead, sent = loop._update_ahead, list[bool]()
+
+    def noted(state: TrainState, metrics: Tensor) -> Callable[[], None] | None:
+        undo = ahead(state, metrics)
+        sent.append(undo is not None)
+        return undo
+
+    monkeypatch.setattr(loop, "_computes_ahead", lambda _: True)
+    monkeypatch.setattr(loop, "_update_ahead", noted)
+    model = build(STILL, seed=0)
+    state = TrainState(model, model, make_optimizer(model, OptimRule(name=name, lr=0.01)))
+    bad = batch_at(2)._replace(images=torch.full((6, 1, 8, 8), math.nan))
+
+    def values() -> list[Tensor]:
+        return [*model.state_dict().values(), *optimizer_state(state.optimizer, model).values()]
+
+    kept: list[Tensor] = []
+    with pytest.raises(NonFinite, match="step 3"):
+        for _ in fit(state, [*batches(2), bad], dataclasses.replace(RULE, eval_every=10**9), ALONE):
+            kept = [value.clone() for value in values()]
+    assert sent == [False, True, True], "the first one waits: there is nothing yet to put back"
+    assert kept and all(torch.equal(now, then) for now, then in zip(values(), kept, strict=True))

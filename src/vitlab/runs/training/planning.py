@@ -118,9 +118,10 @@ def plan(options: PlanOptions) -> RunPlan:
     total = _steps(whole, options.images or known)
     if whole.train.batch_size % gpus:
         raise UsageError(f"train.batch_size {whole.train.batch_size} cannot be shared evenly by {gpus} processes")
-    each, memory = whole.train.batch_size // gpus, estimate_memory(whole, gpus)
+    each = whole.train.batch_size // gpus
     with restored_torch_globals():
         runtime = prepare(options.device, whole.seed, options.threads)
+        memory = estimate_memory(whole, gpus, runtime.device)
         room = free_memory(runtime.device)
         console = Console(quiet=options.quiet)
         trial = try_steps(whole, each, room, World(0, 1, runtime.device), console) if measure else None
