@@ -20,8 +20,9 @@ OF_OTHERS = {  # programs that are not vitlab
 }
 OF_WORKERS = {
     "--study",
-    "--beat",
-    "--gone",
+    "--heartbeat",
+    "--lease-timeout",
+    "--call",
     "--parent",
     "--timed-threads",
 }  # of `python -m vitlab.studies.worker`, which `vitlab study run` starts

@@ -323,7 +323,7 @@ def test_no_data_is_ever_run() -> None:
     found = [place for place in offenders(runs_data, parsed()) if not all(part in place for part in allowed)]
     started = [place for place in found if place.startswith(f"{STARTS_WORKERS}:")]
     assert [place.partition(" ")[2][:35] for place in started] == [
-        "subprocess.Popen(words, env=dict(va",
+        "subprocess.Popen(argv, env=dict(env",
         "subprocess.run(['nvidia-smi', '-L']",
     ]
     assert [place for place in found if place not in started] == []

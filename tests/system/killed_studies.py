@@ -67,7 +67,7 @@ def forked(host: str | None = None) -> int:
         if host is not None:
             leases.platform.node = lambda: host
         cell_run.execute_run, worker.write_cell, worker._PAUSE_S = execute, publish, 0.02
-        sys.argv = ["worker", str(PLACE), "--study", f"{STUDY}:laptop", "--beat", "0.05", "--gone"]
+        sys.argv = ["worker", str(PLACE), "--study", f"{STUDY}:laptop", "--heartbeat", "0.05", "--lease-timeout"]
         sys.argv.append("60" if KIND == "killed" else str(GONE))
         code = worker.main()
     finally:

@@ -56,7 +56,7 @@ def write_cell(folder: Path, record: CellRecord) -> Path:
     fsio.make_folder(path.parent)
     table = {"schema": SCHEMA, **json.loads(json.dumps(dataclasses.asdict(record), allow_nan=False))}
     try:
-        fsio.write_new_file(path, _text({**table, "sha256": _seal(table)}))
+        fsio.write_new_file(path, _text({**table, "sha256": _checksum(table)}))
     except fsio.Taken:
         read_cell(path)
     return path
@@ -83,8 +83,8 @@ def read_cell(path: Path) -> CellRecord:
     except FileProblem as error:
         raise FileProblem(error.what, hint=_AGAIN) from None
     given = cast(dict[str, Any], table) if isinstance(table, dict) else {}
-    seal = given.pop("sha256", None)
-    if given.get("schema") != SCHEMA or seal != _seal(given):
+    checksum = given.pop("sha256", None)
+    if given.get("schema") != SCHEMA or checksum != _checksum(given):
         raise FileProblem(f"{path} is not a record as vitlab wrote it: its SHA-256 differs", hint=_AGAIN)
     del given["schema"]
     if path.stem != given.get("key"):
@@ -101,6 +101,6 @@ def _text(table: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _seal(table: Mapping[str, Any]) -> str:
+def _checksum(table: Mapping[str, Any]) -> str:
     text = json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

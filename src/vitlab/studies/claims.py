@@ -25,7 +25,7 @@ from vitlab.studies.outcome import (
 from vitlab.studies.study import SCALES
 from vitlab.studies.study_file import list_study_names, read_study
 from vitlab.studies.study_report import HOW_DRAWN, HOW_JUDGED, markdown_table, notes_of, strips_of, verdict_row
-from vitlab.studies.units import spoken
+from vitlab.studies.units import measure_label
 
 CLAIMS = "claims"
 
@@ -246,7 +246,7 @@ def _numbers_of(found: ClaimOutcome) -> list[str]:
     """What each test came to; of several, with what it is about, but for what they have in common at its beginning."""
     if len({test.what for test in found.tests}) == 1:
         return [found.tests[0].number or found.tests[0].what for _ in found.tests]
-    measures = {spoken(test.test.measure) for test in found.tests}
+    measures = {measure_label(test.test.measure) for test in found.tests}
     (common, *others) = measures
     names = [test.what if others else test.what.removeprefix(f"{common}, ") for test in found.tests]
     return [f"{name}: {test.number}" if test.number else name for name, test in zip(names, found.tests, strict=True)]

@@ -1,7 +1,7 @@
-"""Who does which run, among workers on one machine or on several with a shared folder. Loads no torch.
+"""Who does which run, among workers on one machine or on several with a shared folder: leases with heartbeats. Loads no torch.
 
-A worker takes a run by creating `leases/KEY.1`, which a file system lets only one do, and rewrites it every few seconds while
-it works. A lease that has not changed for a while belongs to a worker that is gone; who wants the run creates `KEY.2`,
+A worker acquires a run by creating `leases/KEY.1`, which a file system lets only one do, and rewrites it every few seconds
+while it works. A lease that has not changed for a while belongs to a worker that is gone; who wants the run creates `KEY.2`,
 which again only one can. The highest number counts. No two clocks are compared: each waits by its own. On one machine nobody
 has to wait, because a process that is gone can be seen to be. One that was silent may wake up and write on, so whoever takes
 its run over does so in a folder of its own: an attempt.
@@ -24,7 +24,7 @@ from vitlab.core.errors import FileProblem, VitlabError
 
 LEASES = "leases"
 MOST_BEGINNINGS = 3  # of a run whose workers are killed, in one call
-BEAT_S, GONE_S = 5.0, 60.0  # a beat may fail ten times over before its worker is taken for dead
+HEARTBEAT_S, LEASE_TIMEOUT_S = 5.0, 60.0  # a heartbeat may fail ten times over before its worker is taken for dead
 _ENDED = ("Z", "X")  # states of a process that has ended, and that its parent has not asked about
 
 
@@ -37,20 +37,20 @@ class Leases:
     """The leases in one folder, as one worker sees them."""
 
     folder: Path
-    beat_s: float = BEAT_S
-    gone_s: float = GONE_S
+    heartbeat_s: float = HEARTBEAT_S
+    timeout_s: float = LEASE_TIMEOUT_S
     call: str = ""  # the workers of one call know each other by it
     gpu: str = ""  # the only one that this worker sees; empty where it has none of its own
     _seen: dict[Path, tuple[str, float]] = dataclasses.field(default_factory=dict[Path, tuple[str, float]])
 
     @contextlib.contextmanager
-    def take(self, key: str) -> Generator["Lease | None"]:
+    def acquire(self, key: str) -> Generator["Lease | None"]:
         """Hold the lease of a run while the block is executed; None, and nothing is held, where another worker has it."""
-        lease = self._acquire(key)
+        lease = self._try_acquire(key)
         if lease is None:
             yield None
             return
-        held = _Held(lease, self.beat_s)
+        held = _Held(lease, self.heartbeat_s)
         try:
             held.start()
             yield lease
@@ -71,7 +71,7 @@ class Leases:
 
     def count_here(self) -> int:
         """How many runs are being done on this machine, by whichever call; not those that have another GPU."""
-        owners = [_owner(path) for path in self.folder.glob("[!.]*.*")]  # not what a beat is being written to
+        owners = [_owner(path) for path in self.folder.glob("[!.]*.*")]  # not what a heartbeat is being written to
         here = platform.node(), _system()
         return sum(
             (owner.get("host"), owner.get("system")) == here
@@ -80,12 +80,12 @@ class Leases:
             for owner in owners
         )
 
-    def _acquire(self, key: str) -> "Lease | None":
+    def _try_acquire(self, key: str) -> "Lease | None":
         fsio.make_folder(self.folder)
         newest = self._newest(key)
         before = _owner(newest)
         ended = before.get("free") or _is_dead(before)
-        if newest is not None and not ended and not self._is_silent(newest):
+        if newest is not None and not ended and not self._is_expired(newest):
             return None
         path = self.folder / f"{key}.1" if newest is None else _next(newest)
         number = int(path.suffix[1:])
@@ -105,7 +105,7 @@ class Leases:
             return None
         return lease
 
-    def give_back(self) -> None:
+    def release_all(self) -> None:
         """Whatever this process holds. A signal may come after a lease was made and before `take` could give it back."""
         for path in self.folder.glob("[!.]*.*"):
             if (owner := _owner(path)).get("token") == _TOKEN:
@@ -115,13 +115,13 @@ class Leases:
         found = [path for path in self.folder.glob(f"{key}.*") if path.suffix[1:].isdigit()]
         return max(found, key=lambda path: int(path.suffix[1:]), default=None)
 
-    def _is_silent(self, path: Path) -> bool:
+    def _is_expired(self, path: Path) -> bool:
         text, now = _read(path), time.monotonic()
         before, since = self._seen.get(path, (None, now))
         if text != before:
             self._seen[path] = (text, now)
             return False
-        return now - since > self.gone_s
+        return now - since > self.timeout_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,20 +143,20 @@ class Lease:
 class _Held(threading.Thread):
     """Rewrites a lease until it is closed, and notices when another worker has taken it over."""
 
-    def __init__(self, lease: Lease, beat_s: float) -> None:
+    def __init__(self, lease: Lease, heartbeat_s: float) -> None:
         super().__init__(daemon=True)
-        self._lease, self._beat_s = lease, beat_s
+        self._lease, self._heartbeat_s = lease, heartbeat_s
         self._closed, self.lost = threading.Event(), False
 
     def run(self) -> None:
-        beat = 0
-        while not self._closed.wait(self._beat_s):
+        heartbeat = 0
+        while not self._closed.wait(self._heartbeat_s):
             with contextlib.suppress(OSError, FileProblem):  # a shared folder that is gone, or full, for a moment
                 if self._is_taken_over():
                     self.lost = True
                     return
-                beat += 1
-                fsio.write_file(self._lease.path, _text(self._lease, beat))
+                heartbeat += 1
+                fsio.write_file(self._lease.path, _text(self._lease, heartbeat))
 
     def close(self) -> None:
         self._closed.set()
@@ -188,10 +188,10 @@ def _release(lease: Lease) -> None:
 _TOKEN = secrets.token_hex(4)  # of this process: numbers of processes are used again
 
 
-def _text(lease: Lease, beat: int) -> str:
+def _text(lease: Lease, heartbeat: int) -> str:
     owner = {"host": platform.node(), "system": _system(), "pid": os.getpid(), "started": _started(os.getpid())}
     what = {"attempt": lease.attempt, "begun": lease.begun, "call": lease.call, "gpu": lease.gpu}
-    return fsio.json_text({**owner, "token": _TOKEN, **what, "beat": beat})
+    return fsio.json_text({**owner, "token": _TOKEN, **what, "heartbeat": heartbeat})
 
 
 def _read(path: Path) -> str:

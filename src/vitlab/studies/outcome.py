@@ -24,7 +24,7 @@ from vitlab.studies.conditions import (
 from vitlab.studies.grid import list_cells
 from vitlab.studies.statistic import NoNumberError, estimate_numbers, find_number, require_one_machine, sides_of
 from vitlab.studies.study import AxisValue, Claim, Scale, Selection, Study, Test
-from vitlab.studies.units import bounded, count_in_words, is_share, spoken, written
+from vitlab.studies.units import clipped, count_in_words, format_mean, is_share, measure_label
 
 NOT_YET = "not measured yet"
 ClaimVerdict = Verdict | Literal["not measured yet"]
@@ -54,7 +54,7 @@ class TestOutcome:
         return f"{self.what}: {self.number}, {count_in_words(self.found, self.test.measure, self.missing)}"
 
     @property
-    def by_logarithm(self) -> bool:
+    def log_scale(self) -> bool:
         """Whether half is as far from one as double."""
         return self.test.statistic.endswith("ratio")
 
@@ -161,7 +161,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
     missing = len(scale.seeds) - len(seeds)  # those that are left may be the ones that went well
     in_points = is_share(measure) and test.statistic in ("value", "difference", "slope", "slope-difference")
     signed = test.statistic.endswith("difference") or test.statistic == "slope" or measure == "margin"
-    said = bounded(found, measure) if test.statistic == "value" else found
+    said = clipped(found, measure) if test.statistic == "value" else found
     at = {-1: "at most ", 0: "", 1: "at least "}[bound]
     return TestOutcome(
         test,
@@ -171,7 +171,7 @@ def _test(test: Test, scale: Scale, conditions: Sequence[Condition]) -> TestOutc
         missing=missing,
         by_seed={seed: one.value for seed, one in numbers.items()},
         found=said,
-        number=at + written(said, share=in_points, signed=signed),
+        number=at + format_mean(said, share=in_points, signed=signed),
         in_points=in_points,
         records=records,
     )
@@ -204,14 +204,14 @@ def _in_words(test: Test, measure: str, scale: Scale) -> str:
     both = {axis: label for axis, label in test.a.items() if test.b.get(axis) == label}
     a, b = (", ".join(_labels({x: y for x, y in side.items() if x not in both}, scale)) for side in (test.a, test.b))
     what = {
-        "value": f"{spoken(measure)}, {a or 'all'}",
-        "difference": f"{spoken(measure)}, {a} minus {b}",
-        "ratio": f"{spoken(measure)} of {a}, as a multiple of that of {b}",
-        "slope": f"{spoken(measure)} for each doubling of {test.along}, {a or 'all'}",
-        "slope-difference": f"{spoken(measure)} for each doubling of {test.along}, {a} minus {b}",
-        "cost-ratio": f"{spoken(test.cost)} of {b} for the same {spoken(measure)}, as a multiple of those of {a}",
-        "exponent": f"exponent of {spoken(measure)} over {test.along}{f', {a}' if a else ''}",
-        "exponent-difference": f"exponent of {spoken(measure)} over {test.along}, {a} minus {b}",
+        "value": f"{measure_label(measure)}, {a or 'all'}",
+        "difference": f"{measure_label(measure)}, {a} minus {b}",
+        "ratio": f"{measure_label(measure)} of {a}, as a multiple of that of {b}",
+        "slope": f"{measure_label(measure)} for each doubling of {test.along}, {a or 'all'}",
+        "slope-difference": f"{measure_label(measure)} for each doubling of {test.along}, {a} minus {b}",
+        "cost-ratio": f"{measure_label(test.cost)} of {b} for the same {measure_label(measure)}, as a multiple of those of {a}",
+        "exponent": f"exponent of {measure_label(measure)} over {test.along}{f', {a}' if a else ''}",
+        "exponent-difference": f"exponent of {measure_label(measure)} over {test.along}, {a} minus {b}",
     }[test.statistic]
     common = f" ({', '.join(_labels(both, scale))})" if both else ""
     return what + common

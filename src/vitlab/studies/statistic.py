@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vitlab.evaluation.fits import Estimate, cost_ratio, estimate, fit_power_law, slope
 from vitlab.studies.conditions import Measured
 from vitlab.studies.study import Selection, Test
-from vitlab.studies.units import goodness, is_timed, spoken
+from vitlab.studies.units import goodness, is_timed, measure_label
 
 
 class NoNumberError(Exception):
@@ -58,7 +58,7 @@ def find_number(test: Test, sides: Sequence[Sequence[Measured]], seed: int) -> N
         case "cost-ratio":
             ratio = cost_ratio(_costs(test, a, seed), _costs(test, b, seed))
             if ratio is None:
-                dearer = f"one side has more {spoken(test.measure)} for more {spoken(test.cost)}"
+                dearer = f"one side has more {measure_label(test.measure)} for more {measure_label(test.cost)}"
                 raise NoNumberError(f"not comparable: with seed {seed} {dearer}")
             return Number(ratio.ratio, int(math.copysign(ratio.is_bound, math.log(ratio.ratio))))
 
@@ -70,7 +70,7 @@ def _numbers(side: Iterable[Measured], measure: str) -> list[float]:
 def _costs(test: Test, side: Sequence[Measured], seed: int) -> tuple[list[float], list[float]]:
     costs = _numbers(side, test.cost)
     if min(costs) <= 0:
-        raise NoNumberError(f"not comparable: with seed {seed} a run has no {spoken(test.cost)}")
+        raise NoNumberError(f"not comparable: with seed {seed} a run has no {measure_label(test.cost)}")
     return costs, [goodness(test.measure, value) for value in _numbers(side, test.measure)]
 
 
@@ -81,7 +81,7 @@ def _along(test: Test, side: Sequence[Measured], seed: int) -> float:
         return slope(xs, ys)
     if min(ys) <= 0:
         raise NoNumberError(
-            f"with seed {seed} {spoken(test.measure)} is {min(ys):g}, and a power law is of numbers above 0"
+            f"with seed {seed} {measure_label(test.measure)} is {min(ys):g}, and a power law is of numbers above 0"
         )
     return fit_power_law(xs, ys).exponent
 
@@ -103,7 +103,7 @@ def _compared(a: Sequence[Measured], b: Sequence[Measured], test: Test, seed: in
     if test.statistic == "difference":
         return statistics.fmean(x - y for x, y in pairs)
     if min(min(pair) for pair in pairs) <= 0:
-        raise NoNumberError(f"with seed {seed} {spoken(test.measure)} is not above 0, so that there is no ratio")
+        raise NoNumberError(f"with seed {seed} {measure_label(test.measure)} is not above 0, so that there is no ratio")
     return statistics.geometric_mean(x / y for x, y in pairs)
 
 

@@ -13,7 +13,7 @@ from vitlab.studies.inspected import read_heads
 from vitlab.studies.outcome import Outcome
 from vitlab.studies.repeat import repeat_commands
 from vitlab.studies.study import Drawing, named_values
-from vitlab.studies.units import bounded, goodness, is_share, is_timed, percent_unit, spoken
+from vitlab.studies.units import clipped, goodness, is_share, is_timed, measure_label, percent_unit
 
 _CURVE_POINTS = 100  # of a fit that is drawn
 _FAMILIES = (("ViT",), ("hybrid",), ("ResNet",))  # whichever of them a study has, each has one colour in all studies
@@ -94,7 +94,7 @@ def _draw(outcome: Outcome, drawing: Drawing, command: str) -> Drawn:
         caption=f"{_what_points_are(outcome, measure)} {about}".strip(),
         series=series,
         x_label=drawing.x_label or drawing.x,
-        y_label=drawing.y_label or spoken(measure),
+        y_label=drawing.y_label or measure_label(measure),
         log_x=drawing.log_x,
         log_y=drawing.log_y,
         percent=is_share(measure),
@@ -123,7 +123,9 @@ def _measured(outcome: Outcome, drawing: Drawing, measure: str, command: str) ->
         points = [point for point in found if point is not None]
         if not categories:
             points.sort(key=lambda point: point.x)
-        series.append(PlotSeries(_line_name(line) or spoken(measure), points, colour=colours[line], joined=joined))
+        series.append(
+            PlotSeries(_line_name(line) or measure_label(measure), points, colour=colours[line], joined=joined)
+        )
     return series
 
 
@@ -140,14 +142,16 @@ def _plot_heads(outcome: Outcome, drawing: Drawing, measure: str) -> Plot:
     series: list[PlotSeries] = []
     for line, conditions in lines.items():
         points = [point for one in conditions for point in _head_points(one, measure)]
-        series.append(PlotSeries(_line_name(line) or spoken(measure), points, colour=colours[line], joined=False))
+        series.append(
+            PlotSeries(_line_name(line) or measure_label(measure), points, colour=colours[line], joined=False)
+        )
     layers = 1 + max((round(point.x) for one in series for point in one.points), default=-1)
     return Plot(
         title=drawing.title,
         caption="Each point is a head: the mean over the seeds, whose heads are put in order.",
         series=series,
         x_label=drawing.x_label or drawing.x,
-        y_label=drawing.y_label or spoken(measure),
+        y_label=drawing.y_label or measure_label(measure),
         categories=[str(layer) for layer in range(1, layers + 1)],
         from_zero=True,
         wide=True,
@@ -165,7 +169,7 @@ def _head_points(condition: Condition, measure: str) -> list[PlotPoint]:
     for layer in sorted({layer for heads in seeds for layer in heads}):
         ranks = list(zip(*(heads[layer] for heads in seeds if layer in heads), strict=True))
         for rank, values in enumerate(ranks, 1):
-            name = f"{condition.name}: layer {layer}, head {rank} of {len(ranks)} by {spoken(measure)}"
+            name = f"{condition.name}: layer {layer}, head {rank} of {len(ranks)} by {measure_label(measure)}"
             facts = [("each seed", ", ".join(f"{value:.4g}" for value in values)), ("run", first.key)]
             repeat = repeat_commands((*before, first))
             points.append(PlotPoint(layer - 1, statistics.fmean(values), name, None, facts, curve, repeat))
@@ -252,7 +256,7 @@ def _point(
     ]
     timed = first.record.verb == "speed"  # what times has no command
     repeat = command if timed else repeat_commands((*first.before, first.record))
-    interval = bounded(found, measure).interval
+    interval = clipped(found, measure).interval
     return PlotPoint(x, found.mean, condition.name, interval, facts, first.record.curve, repeat)
 
 
@@ -270,7 +274,7 @@ def _fit(line: PlotSeries, measure: str) -> LineFit | None:
     xs, ys = [point.x for point in line.points], [1 - point.y if share else point.y for point in line.points]
     if len(set(xs)) < 3 or min([*xs, *ys]) <= 0:  # a line through two points says nothing about its own error
         return None
-    return LineFit(line.name, "error" if share else spoken(measure), fit_power_law(xs, ys))
+    return LineFit(line.name, "error" if share else measure_label(measure), fit_power_law(xs, ys))
 
 
 def _with_fit(line: PlotSeries, fit: LineFit | None, measure: str) -> list[PlotSeries]:

@@ -28,7 +28,7 @@ from vitlab.studies.printed import printed_plot
 from vitlab.studies.study import Claim
 from vitlab.studies.study_plots import Drawn, draw_all
 from vitlab.studies.tables import in_cell, printed_table
-from vitlab.studies.units import bounded, is_timed, percent_unit, shown, spoken
+from vitlab.studies.units import clipped, format_estimate, is_timed, measure_label, percent_unit
 
 PAGE, NUMBERS, TEXT, PLOTS = "report.html", "results.json", "results.md", "plots"
 
@@ -55,7 +55,7 @@ def outcome_lines(outcome: Outcome) -> list[str]:
     width = max((len(condition.name) for condition in outcome.conditions), default=0)
     for condition in outcome.conditions:
         found = condition.estimate(scale.measure)
-        value = NOT_YET if found is None else shown(found, scale.measure)
+        value = NOT_YET if found is None else format_estimate(found, scale.measure)
         lines.append(f"  {condition.name:<{width}}  {value}")
     for one in outcome.claims:
         lines.append(f"{one.verdict_in_words}: {one.claim.says} ({one.claim.where})")
@@ -136,7 +136,7 @@ def _estimate(found: Estimate | None, measure: str = "") -> dict[str, Any]:
     """The estimate of a measure, with the interval that is drawn; or of a statistic, which has no bounds."""
     if found is None:
         return {"mean": None, "interval": None, "seeds": 0}
-    return {"mean": found.mean, "interval": bounded(found, measure).interval, "seeds": found.n}
+    return {"mean": found.mean, "interval": clipped(found, measure).interval, "seeds": found.n}
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def verdict_row(one: ClaimOutcome, command: str = "", also: Sequence[str] = ()) 
 def strips_of(one: ClaimOutcome) -> list[Strip | None]:
     """Those of all tests of a claim; of the same kind of number on the same axis, so that they compare."""
     strips = [strip_of(test) for test in one.tests]
-    kinds = [(test.test.measure, test.in_points, test.by_logarithm) for test in one.tests]
+    kinds = [(test.test.measure, test.in_points, test.log_scale) for test in one.tests]
     return [
         strip
         and dataclasses.replace(
@@ -254,7 +254,7 @@ def strip_of(test: TestOutcome) -> Strip | None:
         seeds=[unit * value for value in values],
         low=low,
         high=high,
-        log=test.by_logarithm,
+        log=test.log_scale,
         unit=f" {percent_unit(test.test.measure) if test.test.statistic == 'value' else 'points'}"
         if test.in_points
         else "",
@@ -273,9 +273,11 @@ def _conditions_table(outcome: Outcome) -> Table:
     rows: list[tuple[str, ...]] = []
     for condition, spent in zip(outcome.conditions, flops, strict=True):
         found = [(condition.estimate(measure), measure) for measure in measures]
-        said = [NOT_YET if one is None else shown(one, measure, counted=count is None) for one, measure in found]
+        said = [
+            NOT_YET if one is None else format_estimate(one, measure, counted=count is None) for one, measure in found
+        ]
         rows.append((*condition.labels.values(), *said, *([f"{spent:.3g}" if spent else ""] if trained else [])))
-    header = (*outcome.scale.axes, *map(spoken, measures), *(["FLOPs of training"] if trained else []))
+    header = (*outcome.scale.axes, *map(measure_label, measures), *(["FLOPs of training"] if trained else []))
     repeated = "measurement" if any(map(is_timed, measures)) else "seed"
     over = f"the {repeated}s" if count is None else amount(count, repeated)
     caption = f"One {repeated} of each." if count == 1 else f"Mean and 95 % interval over {over}."

@@ -34,7 +34,7 @@ from vitlab.studies.outcome import Outcome, find_outcome, lacks_measure
 from vitlab.studies.study import Scale, SpeedRule, Study, count_cells, first_seeds
 from vitlab.studies.study_file import read_study
 from vitlab.studies.study_report import outcome_lines, outcome_to_dict, write_study
-from vitlab.studies.units import is_share, percent_unit, spoken
+from vitlab.studies.units import is_share, measure_label, percent_unit
 from vitlab.studies.worker import FAILURES, finished
 from vitlab.training.recipe import merged, read_recipe, recipe_from_dict, with_changes
 
@@ -108,7 +108,9 @@ def run_study(options: StudyRunOptions) -> StudyRunResult:
     fsio.make_folder(folder)
     console = Console(quiet=options.quiet)
     for study, scale in studies:
-        console.say(" ".join(filter(None, (f"{study.title}, {scale.name}: {scale.about}", _long(scale, options)))))
+        console.say(
+            " ".join(filter(None, (f"{study.title}, {scale.name}: {scale.about}", _duration_note(scale, options))))
+        )
     workers = _Workers(folder, names, options)
     try:
         if len(before) < len(runs):
@@ -173,7 +175,7 @@ def _require_recipe(run: StudyRun) -> None:
     recipe_from_dict(merged({"init": init, "data": {"source": run.stage.data}}, table), classes)
 
 
-def _long(scale: Scale, options: StudyRunOptions) -> str:
+def _duration_note(scale: Scale, options: StudyRunOptions) -> str:
     """How long the whole grid takes, as a sentence."""
     return f"It takes {scale.takes}." if scale.takes and options.seeds is None else ""
 
@@ -243,20 +245,20 @@ class _Workers:
         timed = max(1, cores // (len(devices) * (self.options.workers or 1)))
         for device, environment in places:
             beside = places.count((device, environment))
-            words = [sys.executable, "-m", "vitlab.studies.worker", str(self.folder), "--device", device]
-            words += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
-            words += ["--workers", str(beside), "--threads", str(threads)]
-            words += ["--timed-threads", str(self.options.threads or timed)]
-            words += ["--seeds", str(self.options.seeds)] if self.options.seeds else []
-            words += ["--parent", str(os.getpid()), "--call", self.call]
-            variables = {**os.environ, **environment, "OMP_NUM_THREADS": str(threads)}
-            self.processes.append((self._popen(words, variables), words, variables))
+            argv = [sys.executable, "-m", "vitlab.studies.worker", str(self.folder), "--device", device]
+            argv += [word for name in self.names for word in ("--study", f"{name}:{self.options.scale}")]
+            argv += ["--workers", str(beside), "--threads", str(threads)]
+            argv += ["--timed-threads", str(self.options.threads or timed)]
+            argv += ["--seeds", str(self.options.seeds)] if self.options.seeds else []
+            argv += ["--parent", str(os.getpid()), "--call", self.call]
+            env = {**os.environ, **environment, "OMP_NUM_THREADS": str(threads)}
+            self.processes.append((self._popen(argv, env), argv, env))
 
-    def _popen(self, words: list[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    def _popen(self, argv: list[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         # In a group of its own: Ctrl-C in a terminal must reach it once, from here.
         return subprocess.Popen(
-            words,
-            env=dict(variables),
+            argv,
+            env=dict(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=None,
@@ -269,11 +271,11 @@ class _Workers:
         Not without end: a run that kills its worker fails after some beginnings; `ended` is how many runs of this call have.
         """
         most = MOST_BEGINNINGS * (len(self.processes) + ended)
-        for i, (process, words, variables) in enumerate(self.processes):
+        for i, (process, argv, env) in enumerate(self.processes):
             code = process.poll()
             if code is not None and code < 0 and self.restarts < most:
                 self.restarts += 1
-                self.processes[i] = (self._popen(words, variables), words, variables)
+                self.processes[i] = (self._popen(argv, env), argv, env)
         return any(process.poll() is None for process, _, _ in self.processes)
 
     def stop(self) -> None:
@@ -346,7 +348,7 @@ def _finished_line(
     return (
         f"{name}: {lacks_measure(record, measure)}"
         if value is None
-        else f"{name}: {spoken(measure)} {_as_shown(value, measure)}"
+        else f"{name}: {measure_label(measure)} {_as_shown(value, measure)}"
     )
 
 

@@ -58,7 +58,7 @@ def is_measure(name: str, verb: str) -> bool:
     return name in (*MEASURES[verb], *ANY_MEASURES) or re.fullmatch(r"distance_layer\d+_head\d+", name) is not None
 
 
-def spoken(measure: str) -> str:
+def measure_label(measure: str) -> str:
     """A measure in words."""
     return _SPOKEN.get(measure, measure.replace("_", " "))
 
@@ -78,13 +78,13 @@ def percent_unit(measure: str) -> str:
     return "points" if measure == "margin" else "%"
 
 
-def shown(found: Estimate, measure: str, *, counted: bool = True) -> str:
+def format_estimate(found: Estimate, measure: str, *, counted: bool = True) -> str:
     """The estimate of a measure in its own unit, with the number of seeds unless that is said elsewhere."""
-    number = written(bounded(found, measure), share=is_share(measure), signed=measure == "margin")
+    number = format_mean(clipped(found, measure), share=is_share(measure), signed=measure == "margin")
     return f"{number}, {count_in_words(found, measure)}" if counted else number
 
 
-def bounded(found: Estimate, measure: str) -> Estimate:
+def clipped(found: Estimate, measure: str) -> Estimate:
     """The estimate with its interval within the bounds of a share: t knows none, and an accuracy has two."""
     if found.interval is None or not is_share(measure) or measure == "margin":
         return found
@@ -101,14 +101,14 @@ def count_in_words(found: Estimate, measure: str, missing: int = 0) -> str:
     """What an estimate is a mean of: a seed changes nothing about a speed, which is measured anew."""
     what = "measurement" if measure in _TIMED else "seed"
     count = f"{found.n} of {amount(found.n + missing, what)}" if missing else amount(found.n, what)
-    return f"{count}, all alike" if _is_level(found) else count  # a formula has no spread
+    return f"{count}, all alike" if _has_no_spread(found) else count  # a formula has no spread
 
 
-def _is_level(found: Estimate) -> bool:
+def _has_no_spread(found: Estimate) -> bool:
     return found.interval is not None and found.interval[0] == found.interval[1]
 
 
-def written(found: Estimate, *, share: bool, signed: bool = False) -> str:
+def format_mean(found: Estimate, *, share: bool, signed: bool = False) -> str:
     """A mean with its interval, where it has one."""
     scale, unit = (100, " points" if signed else " %") if share else (1, "")
     sign = "+" if signed else ""
@@ -119,7 +119,7 @@ def written(found: Estimate, *, share: bool, signed: bool = False) -> str:
         rounded = float(f"{value:.3g}")
         return f"{rounded:{sign},.0f}" if 1e3 <= abs(rounded) < _PLAIN else f"{value:{sign}.3g}"
 
-    if found.interval is None or _is_level(found):
+    if found.interval is None or _has_no_spread(found):
         return f"{text(found.mean)}{unit}"
     low, high = found.interval
     return f"{text(found.mean)}{unit} ({text(low)} to {text(high)})"

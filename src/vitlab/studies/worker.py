@@ -22,7 +22,7 @@ from vitlab.core.errors import VitlabError
 from vitlab.core.signals import Stopped
 from vitlab.studies.cell_records import CellRecord, read_cell, record_path, write_cell
 from vitlab.studies.grid import StudyRun, list_runs
-from vitlab.studies.leases import BEAT_S, GONE_S, LEASES, MOST_BEGINNINGS, LeaseLost, Leases
+from vitlab.studies.leases import HEARTBEAT_S, LEASE_TIMEOUT_S, LEASES, MOST_BEGINNINGS, LeaseLost, Leases
 from vitlab.studies.study import Scale, Study, first_seeds
 from vitlab.studies.study_file import read_study
 
@@ -49,7 +49,7 @@ def work(folder: Path, runs: Sequence[StudyRun], leases: Leases, machine: Machin
             if run.start is not None and start is None:
                 continue
             try:
-                with leases.take(run.key) as lease:
+                with leases.acquire(run.key) as lease:
                     if lease is None or run.key not in {one.key for one in _left(folder, runs)}:  # done a moment ago
                         continue
                     if lease.kills:
@@ -165,8 +165,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--parent", type=int, help="End when this process is gone.")
     parser.add_argument("--call", default="", help="What the workers of one call know each other by.")
-    parser.add_argument("--beat", type=float, default=BEAT_S)
-    parser.add_argument("--gone", type=float, default=GONE_S)
+    parser.add_argument("--heartbeat", type=float, default=HEARTBEAT_S)
+    parser.add_argument("--lease-timeout", type=float, default=LEASE_TIMEOUT_S)
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
@@ -174,14 +174,14 @@ def main() -> int:
         threading.Thread(target=_end_with, args=(given.parent,), daemon=True).start()
     studies = [_chosen(one, given.seeds) for one in given.study]
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if given.device == "cuda" else ""
-    leases = Leases(given.folder / LEASES, given.beat, given.gone, given.call, gpu)
+    leases = Leases(given.folder / LEASES, given.heartbeat, given.lease_timeout, given.call, gpu)
     try:
         machine = Machine(given.device, given.threads, given.timed_threads, given.workers)
         failed = work(given.folder, list_runs(studies), leases, machine)
     except Stopped as stopped:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        leases.give_back()
+        leases.release_all()
         return stopped.exit_code
     except VitlabError as error:
         Console(quiet=False).say(f"vitlab: {error}")

@@ -13,7 +13,7 @@ from vitlab.studies import outcome as module
 from vitlab.studies.cell_records import CellRecord
 from vitlab.studies.grid import Cell
 from vitlab.studies.outcome import FAILS, HOLDS, NOT_YET, UNKNOWN, ClaimOutcome, find_outcome
-from vitlab.studies.units import count_in_words, written
+from vitlab.studies.units import count_in_words, format_mean
 
 Level = Callable[[Cell], float]
 NUMBERS = {"A": {"1": 0.50, "2": 0.60, "4": 0.70}, "B": {"1": 0.40, "2": 0.45, "4": 0.50}}
@@ -488,8 +488,8 @@ def test_claim_without_measurements_has_no_verdict(tmp_path: Path) -> None:
 def test_numbers_are_written_with_their_unit(tmp_path: Path) -> None:
     found = only(judged(tmp_path, YES)).found
     assert found is not None
-    assert written(found, share=True, signed=True) == "+15.00 points"
-    assert written(found, share=False) == "0.15"
+    assert format_mean(found, share=True, signed=True) == "+15.00 points"
+    assert format_mean(found, share=False) == "0.15"
     assert count_in_words(found, "top1") == "3 seeds, all alike"
 
 

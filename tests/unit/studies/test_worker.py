@@ -202,10 +202,10 @@ def test_run_that_another_finished_between_the_look_and_the_lease_is_not_run_aga
     last = runs[1]
 
     class Slow(Leases):
-        def take(self, key: str) -> AbstractContextManager[Lease | None]:
+        def acquire(self, key: str) -> AbstractContextManager[Lease | None]:
             if key == last.key:
                 write_cell(tmp_path, record_of(last, measured(last, 0.5)))
-            return super().take(key)
+            return super().acquire(key)
 
     assert work(tmp_path, runs, Slow(tmp_path / LEASES), Machine("cpu", threads=1)) == {}
     assert sorted(key for key, _, _ in executed) == sorted(run.key for run in runs if run is not last)
@@ -222,7 +222,7 @@ def test_silent_worker_elsewhere_is_followed_in_a_folder_of_its_own_and_its_reco
     path.write_text(json.dumps(owner))
     (tmp_path / "runs" / first.key).mkdir(parents=True)  # half a run, which it may be writing still
     began = time.monotonic()
-    assert go(tmp_path, runs, gone_s=1.0) == {}
+    assert go(tmp_path, runs, timeout_s=1.0) == {}
     assert time.monotonic() - began > 1
     places = {key: (place, start) for key, place, start in executed}
     assert places[first.key] == (f"{first.key}-2", "")
@@ -254,7 +254,7 @@ def test_record_counts_the_runs_of_other_calls_on_this_machine(
     tmp_path: Path, runs: list[StudyRun], executed: list[tuple[str, str, str]]
 ) -> None:
     others = Leases(tmp_path / LEASES)
-    with others.take("another"), others.take("a-third") as third:
+    with others.acquire("another"), others.acquire("a-third") as third:
         assert third is not None and others.count_here() == 2
         text = json.loads(third.path.read_text())
         third.path.write_text(json.dumps({**text, "host": "elsewhere"}))
