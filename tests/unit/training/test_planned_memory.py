@@ -127,6 +127,20 @@ def test_more_processes_hold_less_each_only_when_sharded() -> None:
         assert (peaks[0] > peaks[1] > peaks[2]) if sharded else (peaks[0] == peaks[1] == peaks[2])
 
 
+def test_the_copy_that_takes_an_update_back_is_counted_where_one_is_made() -> None:
+    table: dict[str, Any] = {"title": "", "data": {"source": "", "image_size": [96, 96]}, "model": {"name": BLOCKS}}
+    train, gpu = {"steps": 1, "batch_size": IMAGES}, torch.device("cuda")
+
+    def undo(name: str, device: torch.device, processes: int = 1) -> int:
+        recipe = recipe_from_dict({**table, "train": train, "optim": {"lr": 1e-3, "name": name}}, 10)
+        found = estimate_memory(recipe, processes, device)
+        assert found.undo == 0 or found.peak(1, accumulates=False) > found.undo
+        return found.undo // count_params(recipe.model)
+
+    assert [undo(name, gpu) for name in ("muon", "adam-paper", "sgd", "adamw")] == [8, 12, 8, 0]
+    assert undo("muon", CPU) == undo("muon", gpu, 2) == 0
+
+
 def test_gradients_on_their_way_are_counted_among_several_processes() -> None:
     one, two = (estimate_memory(recipe_of(BLOCKS), processes) for processes in (1, 2))
     assert (one.traffic, two.traffic) == (0, two.gradients)

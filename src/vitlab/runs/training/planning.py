@@ -234,6 +234,7 @@ def _in_gb(memory: MemoryEstimate, micro_batch: int, each: int) -> dict[str, flo
         "ema": memory.ema,
         "activations": micro_batch * memory.per_image + memory.fixed,
         "traffic": memory.traffic,
+        "undo": memory.undo,
         "peak": memory.peak(micro_batch, accumulates=micro_batch < each),
     }
     return {name: size / _GB for name, size in parts.items()}
