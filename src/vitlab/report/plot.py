@@ -47,10 +47,8 @@ _LONGEST_NAME_PX = 135  # of a category that is slanted under the axis; the card
 _BESIDE = 0.12  # of a category: how far apart the points of several series stand there
 _ASIDE_PX = 8  # between series whose intervals overlap, or whose points would hide each other
 _MARKER_PX = 10  # high
-_NEAR, _FAN = (
-    0.04,
-    0.05,
-)  # of the upright axis: points of a series that hide each other at a name; and of a name, how far they part
+_NEAR = 0.04  # of the upright axis: points of a series that are so close at a name hide each other
+_FAN = 0.05  # of a category: how far these part
 _NAMES_OWN = 0.8  # of a category: what many of them fill
 _CURVE_PX, _CURVE_POINTS = (300, 56), 120  # of the small training curve, in a card of 20 rem
 _FILE_STYLE = (

@@ -186,7 +186,7 @@ def _legend_lines(name: str, room_px: float) -> list[str]:
     if len(lines) < _LEGEND_LINES and len(name) <= _LONGEST_NAME:
         return [*lines, last]
     kept = [*lines, last][:_LEGEND_LINES]
-    return [*kept[:-1], shortened(f"{kept[-1]}{last}…", room_px)]
+    return [*kept[:-1], shortened(f"{kept[-1]}…", room_px)]
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "", soft: bool = False) -> str:

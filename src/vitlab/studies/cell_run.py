@@ -105,7 +105,8 @@ def _train(run: StudyRun, place: Path, start: Path | None, machine: Mapping[str,
         except VitlabError as error:
             if call.resume is None:
                 raise
-            raise VitlabError(error.what, hint=f"Remove {place}: then the study begins this run again.") from error
+            damaged = f"If it is the run folder that is damaged, remove {place}: the study then begins this run again."
+            raise VitlabError(error.what, hint=" ".join(filter(None, (error.hint, damaged)))) from error
         result = execute(job, session)  # without the report of a single run: a study has one of its own
     test = result.scores.test_summary() if result.scores is not None else {}
     test |= {} if result.knn is None else {"knn": result.knn, "n": result.knn["n"]}

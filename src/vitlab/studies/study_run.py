@@ -189,7 +189,11 @@ def _describe(
 
 def _failure_files(folder: Path) -> list[tuple[str, int]]:
     """Those that there are, each with when it was written."""
-    return [(path.name, path.stat().st_mtime_ns) for path in (folder / FAILURES).glob("*.txt")]
+    found: list[tuple[str, int]] = []
+    for path in (folder / FAILURES).glob("*.txt"):
+        with contextlib.suppress(OSError):  # removed meanwhile by a worker whose second try went well
+            found.append((path.name, path.stat().st_mtime_ns))
+    return found
 
 
 def _failures(folder: Path, missing: Sequence[StudyRun], names: Mapping[str, str]) -> dict[str, str]:

@@ -94,6 +94,14 @@ def test_what_is_timed_has_as_many_threads_in_a_call_that_finds_one_run_left(sta
     assert {option(words, "--timed-threads") for words, _ in started} == {"8"} and len(started) == 3
 
 
+def test_a_failure_that_is_withdrawn_while_it_is_counted_ends_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / study_run.FAILURES
+    folder.mkdir()
+    (folder / "a.txt").write_text("why")
+    (folder / "b.txt").symlink_to(folder / "gone")  # listed, and no longer there when it is looked at
+    assert [name for name, _ in study_run._failure_files(tmp_path)] == ["a.txt"]
+
+
 def test_workers_that_die_are_started_again_but_not_without_end() -> None:
     class Dead:
         def poll(self) -> int:
